@@ -1,0 +1,1 @@
+"""`paceline bench`: a load generator for any OpenAI server, over HTTP alone."""

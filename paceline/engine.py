@@ -1,0 +1,104 @@
+"""The engine: a scheduler and an executor, stepped by whoever owns it.
+
+    add / abort -> Scheduler -> StepPlan -> Executor -> StepResult -> Scheduler -> deltas
+
+One thread, no queues, no clock but the executor's. The server's engine process and the offline
+`LLM` both drive it through `add`, `abort` and `step`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from paceline.cache.pool import PagePool
+from paceline.checkpoint import Checkpoint
+from paceline.config import EngineConfig
+from paceline.exec.executor import Executor
+from paceline.exec.startup import OnProgress, Resolved, start
+from paceline.plan.policy import Off, SpeculationPolicy
+from paceline.sched.scheduler import Limits, Scheduler
+from paceline.types import AddRequest, Delta, EngineStats, Ready
+
+logger = logging.getLogger("paceline")
+
+
+class Engine:
+    """Serves requests of token ids. `checked`: assert every invariant after each step (tests)."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        *,
+        resolved: Resolved,
+        checked: bool = False,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.resolved = resolved
+        self.checked = checked
+
+    @classmethod
+    def start(cls, config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Engine:
+        """Load everything. Raises ConfigError and CheckpointError."""
+        executor, resolved = start(config, checkpoint, on_progress)
+        return cls(executor, make_scheduler(checkpoint, resolved, Off()), resolved=resolved)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+    def add(self, message: AddRequest) -> Delta | None:
+        """Queue a request; a delta comes back only if it is refused."""
+        return self.scheduler.add(message)
+
+    def abort(self, ids: tuple[str, ...]) -> None:
+        self.scheduler.abort(ids)
+
+    def step(self) -> list[Delta]:
+        """Compute one step, if there is work. A step that fails ends its own requests only."""
+        plan = self.scheduler.plan_step()
+        if plan is None:
+            return []
+        try:
+            result = self.executor.execute(plan)
+        except Exception as error:
+            logger.exception("a step of %d rows failed", len(plan.rows))
+            deltas = self.scheduler.fail(plan, f"the step failed: {error}")
+        else:
+            deltas = self.scheduler.commit(result)
+        if self.checked:
+            self.scheduler.check()
+        return deltas
+
+    def ready(self) -> Ready:
+        """What clients may ask for, and one line for people."""
+        r = self.resolved
+        kv_tokens = r.pages * r.page_size
+        dtype = str(r.dtype).removeprefix("torch.")
+        return Ready(
+            max_model_len=r.max_model_len,
+            kv_tokens=kv_tokens,
+            description=(
+                f"{dtype} on {r.device}, {self.executor.kernels.name} kernels, "
+                f"context {r.max_model_len:,}, K/V for {kv_tokens:,} tokens, "
+                f"up to {r.max_running} requests at a time"
+            ),
+        )
+
+
+def make_scheduler(
+    checkpoint: Checkpoint, resolved: Resolved, policy: SpeculationPolicy
+) -> Scheduler:
+    limits = Limits(
+        max_running=resolved.max_running,
+        max_batched_tokens=resolved.max_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        eos_token_ids=frozenset(checkpoint.config.eos_token_ids),
+    )
+    return Scheduler(limits, PagePool(resolved.pages, resolved.page_size), policy)
+

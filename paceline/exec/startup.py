@@ -1,0 +1,153 @@
+"""From a configuration and a checkpoint to an executor that is ready to step, once per process.
+
+Resolves what the user left open (device, number format, memory for K/V, context length) from the
+machine and the model; after this nothing is edited. Reports its stages through a callback.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.attention.base import Kernels, KVLayout
+from paceline.attention.compiled import Unavailable
+from paceline.attention.reference import ReferenceKernels
+from paceline.checkpoint import Checkpoint
+from paceline.config import EngineConfig
+from paceline.errors import ConfigError
+from paceline.exec.executor import Executor
+from paceline.exec.memory import CPU_SHARE, available_host_bytes
+from paceline.exec.slots import Slots
+from paceline.model.llama import LlamaModel, build_model
+from paceline.model.weights import load_weights
+from paceline.types import Progress
+
+OnProgress = Callable[[Progress], None]
+
+CPU_BATCHED_TOKENS = 128  # a longer chunk gains nothing on a CPU and makes others wait
+GPU_BATCHED_TOKENS = 2048
+GPU_KV_SHARE = 0.9  # of what weights leave free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What the engine runs with. Sizes in tokens and pages."""
+
+    device: torch.device
+    dtype: torch.dtype
+    max_running: int
+    max_batched_tokens: int
+    max_model_len: int
+    page_size: int
+    pages: int
+
+
+def start(
+    config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress
+) -> tuple[Executor, Resolved]:
+    """Load the model and make the executor. Raises ConfigError and CheckpointError."""
+    device = _device(config.device)
+    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    on_progress(Progress(stage="loading weights"))
+    weights = load_weights(checkpoint, dtype=dtype, device=device, seed=config.seed)
+    model = build_model(
+        checkpoint.config,
+        weights,
+        progress=lambda done, total: on_progress(
+            Progress(stage="loading weights", done=done, total=total)
+        ),
+    )
+    resolved = _resolve(config, checkpoint, device=device, dtype=dtype)
+    on_progress(Progress(stage="preparing kernels"))
+    kernels = make_kernels(model, resolved)
+    layout = kv_layout(checkpoint, resolved)
+    executor = Executor(
+        model=model,
+        kernels=kernels,
+        caches=[layout.allocate(device) for _ in model.layers],
+        slots=Slots.allocate(
+            resolved.max_running, math.ceil(resolved.max_model_len / resolved.page_size), device
+        ),
+    )
+    return executor, resolved
+
+
+def make_kernels(model: LlamaModel, resolved: Resolved) -> Kernels:
+    """The fastest kernels that this machine can run."""
+    if resolved.device.type == "cpu":
+        try:
+            from paceline.attention.cpu import CpuKernels
+
+            return CpuKernels(model.config, resolved.max_model_len, resolved.dtype)
+        except (Unavailable, ImportError):
+            pass
+    return ReferenceKernels(model.config, resolved.max_model_len, resolved.device)
+
+
+def kv_layout(checkpoint: Checkpoint, resolved: Resolved) -> KVLayout:
+    return KVLayout(
+        pages=resolved.pages,
+        page_size=resolved.page_size,
+        kv_heads=checkpoint.config.num_kv_heads,
+        head_dim=checkpoint.config.head_dim,
+        dtype=resolved.dtype,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU here; leave the flag out or use cpu")
+    return torch.device(name)
+
+
+def _resolve(
+    config: EngineConfig, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype
+) -> Resolved:
+    model = checkpoint.config
+    limit = min(model.max_position, model.sliding_window or model.max_position)
+    wanted = config.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the {limit} tokens this model was made for"
+        )
+    batched = config.max_batched_tokens or (
+        CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
+    )
+    running = min(config.max_running_requests, batched)
+    token_bytes = model.kv_width * dtype.itemsize * model.num_layers
+    tokens = config.kv_tokens or _affordable_tokens(token_bytes, device, most=running * wanted)
+    pages = tokens // config.page_size
+    if pages < 2:
+        raise ConfigError(
+            f"K/V for {tokens} tokens is less than two pages of {config.page_size}: "
+            "raise --kv-tokens, lower --page-size, or free memory"
+        )
+    length = min(wanted, pages * config.page_size)
+    if config.max_model_len is not None and length < config.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} does not fit into K/V for "
+            f"{pages * config.page_size} tokens: lower it, or raise --kv-tokens"
+        )
+    return Resolved(
+        device=device,
+        dtype=dtype,
+        max_running=running,
+        max_batched_tokens=batched,
+        max_model_len=length,
+        page_size=config.page_size,
+        pages=pages,
+    )
+
+
+def _affordable_tokens(token_bytes: int, device: torch.device, *, most: int) -> int:
+    """Tokens of K/V that memory allows, at most what all requests together could fill."""
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
+    else:
+        free = int(available_host_bytes() * CPU_SHARE)
+    return min(free // token_bytes, most)

@@ -1,0 +1,144 @@
+"""The values that flow through a step: what shall be computed, and what came of it.
+
+All frozen; made by the scheduler (`StepPlan`) or from the device's verdict (`StepResult`), consumed
+by one step, dropped. Pure Python: no torch, no clock, no request objects.
+
+    plan = StepPlan(rows=(Row, Row, ...), shape=DraftShape, ...)       depth 0 is plain decode
+    tokens of a row: the given ones (a prompt's chunk), or the slot's last token, which only the
+    device needs to know; then up to `drafts` draft tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.cache.pool import Reservation
+from paceline.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """How much a step may speculate.
+
+    depth: draft levels. branching: children kept per node and level. budget: draft tokens verified
+    in the step over the whole batch. Depth 0 is plain decode.
+    """
+
+    depth: int = 0
+    branching: int = 1
+    budget: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.depth >= 0 and self.branching >= 1 and self.budget >= 0, self
+        assert (self.depth == 0) == (self.budget == 0), self
+
+
+PLAIN = DraftShape()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a policy may look at when it chooses: counts of this step, no requests.
+
+    decodes: rows that will sample from one known token. prefill_tokens: prompt tokens in the step.
+    context_tokens: committed tokens of all rows. waiting: requests not admitted yet.
+    """
+
+    decodes: int
+    prefill_tokens: int
+    context_tokens: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A policy's answer with its reason, in words and, where it predicts, in seconds."""
+
+    shape: DraftShape
+    reason: str
+    predicted_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request's part of a step.
+
+    slot, generation: where its device state lives, and for which tenant of the slot.
+    start: tokens whose K/V is committed before the step; the row's first token has this position.
+    tokens: given tokens (a chunk of the prompt); empty: the slot's last token.
+    samples: a token is sampled after the row's last given token.
+    drafts: draft tokens that the row may carry.
+    """
+
+    slot: int
+    generation: int
+    start: int
+    tokens: tuple[int, ...] = ()
+    samples: bool = True
+    drafts: int = 0
+
+    @property
+    def given(self) -> int:
+        """Tokens of the row without drafts."""
+        return len(self.tokens) or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A slot got a new tenant: its sampling state, for the device tables."""
+
+    slot: int
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageUpdate:
+    """Pages that a slot's page table gains in this step, from index `first` on."""
+
+    slot: int
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step. Rows with one given token come in no particular order with prompt chunks."""
+
+    rows: tuple[Row, ...]
+    choice: Choice
+    reservation: Reservation
+    admissions: tuple[Admission, ...] = ()
+    page_updates: tuple[PageUpdate, ...] = ()
+
+    @property
+    def shape(self) -> DraftShape:
+        return self.choice.shape
+
+    @property
+    def given_tokens(self) -> int:
+        return sum(row.given for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What a step did for one row: tokens committed after the given ones (none for a prompt's
+    inner chunk), accepted drafts among them; the last committed token is always the bonus."""
+
+    tokens: tuple[int, ...] = ()
+    drafted: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return max(len(self.tokens) - 1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came of a plan, row by row, and how long it took (seconds)."""
+
+    plan: StepPlan
+    rows: tuple[RowResult, ...]
+    seconds: float
+
+    def __post_init__(self) -> None:
+        assert len(self.rows) == len(self.plan.rows)

@@ -1,0 +1,130 @@
+"""Values that cross from the HTTP process to the engine and back. No torch, no HTTP, no clock.
+
+All are frozen msgspec structs: they are the wire format (msgpack) between the two processes and
+the arguments of the engine alike. A request is token ids and sampling parameters; text, stop
+strings and chat templates belong to the front (`paceline.serve`), device tensors to `paceline.exec`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+import msgspec
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's; the others never reach a happy client."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen and when a request ends.
+
+    max_tokens: tokens to generate at most; None means up to the context length.
+    temperature: 0 is greedy. top_k: 0 means off. top_p: in (0, 1], 1 means off.
+    min_p: in [0, 1], relative to the most likely token, 0 means off.
+    seed: None draws one at arrival; the same seed gives the same text whatever the load.
+    stop: strings that end the text (not part of it). stop_token_ids: ids that end it.
+    ignore_eos: go on past the model's end-of-sequence tokens.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """Start one request. `params.seed` and `params.max_tokens` are already resolved (not None)."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Drop these requests wherever they are; unknown ids are ignored."""
+
+    ids: tuple[str, ...]
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """End the engine process cleanly."""
+
+
+ToEngine: TypeAlias = AddRequest | AbortRequests | Shutdown
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step added to one request.
+
+    tokens: ids committed in this step, in order (may be empty with a finish). The end-of-sequence
+        token that ended the request is included; the front does not show it as text.
+    finish: set in the request's last delta, None before. error: a reason, with FinishReason.ERROR.
+    cached_tokens: prompt tokens that came from the prefix cache (known from the first delta on).
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters and gauges of the engine at one moment; totals count from its start."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    steps_total: int = 0
+    step_seconds_total: float = 0.0
+    prompt_tokens_total: int = 0
+    cached_prompt_tokens_total: int = 0
+    committed_tokens_total: int = 0
+    preemptions_total: int = 0
+    finished_total: int = 0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """A stage of start-up, for people: "loading weights", done out of total (0 total: unknown)."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine serves. Limits that only the engine knows after looking at memory."""
+
+    max_model_len: int
+    kv_tokens: int
+    description: str
+
+
+class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
+    """All deltas of one step with the stats after it (also sent with no deltas, when idle)."""
+
+    deltas: tuple[Delta, ...]
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The engine cannot start or go on; `message` is one line for people."""
+
+    message: str
+
+
+FromEngine: TypeAlias = Progress | Ready | StepOutputs | Failed

@@ -1,0 +1,185 @@
+"""The compiled CPU kernels against the torch reference, on random tiles, pages and masks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.attention.base import TREE_WIDTH, AttentionView, Kernels, KVLayout
+from paceline.attention.compiled import Unavailable
+from paceline.attention.reference import ReferenceKernels
+from paceline.model.config import ModelConfig
+
+MAX_LENGTH = 600
+CPU = torch.device("cpu")
+
+
+def config(*, heads: int = 6, kv_heads: int = 2, head_dim: int = 64) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=5000,
+        hidden_size=96,
+        intermediate_size=80,
+        num_layers=1,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=1e-5,
+        max_position=MAX_LENGTH,
+    )
+
+
+def compiled(model: ModelConfig, dtype: torch.dtype) -> Kernels:
+    try:
+        from paceline.attention.cpu import CpuKernels
+
+        return CpuKernels(model, MAX_LENGTH, dtype)
+    except (Unavailable, ImportError) as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """tokens rows after `context` committed positions; `parents` gives a tree, None a chain."""
+
+    tokens: int
+    context: int
+    seed: int
+
+    def masks(self) -> list[int]:
+        rng = random.Random(self.seed)
+        masks: list[int] = []
+        for i in range(self.tokens):
+            parent = rng.randrange(i) if i and self.seed else i - 1
+            masks.append((masks[parent] if i else 0) | (1 << i))
+        if self.tokens > TREE_WIDTH:
+            return [0] * self.tokens
+        return [mask - (1 << 64) if mask >> 63 else mask for mask in masks]
+
+
+def view_of(tiles: list[Tile], page_size: int) -> tuple[AttentionView, int]:
+    """A view with shuffled pages, and how many pages there are."""
+    most = max(-(-(tile.tokens + tile.context) // page_size) for tile in tiles)
+    order = torch.randperm(most * len(tiles) + 3).int()
+    pages = order[: most * len(tiles)].view(len(tiles), most).contiguous()
+    positions = [torch.arange(t.context, t.context + t.tokens) for t in tiles]
+    index = [
+        pages[i].long()[p // page_size] * page_size + p % page_size for i, p in enumerate(positions)
+    ]
+    bounds = [0]
+    for tile in tiles:
+        bounds.append(bounds[-1] + tile.tokens)
+    view = AttentionView(
+        positions=torch.cat(positions),
+        cache_index=torch.cat(index),
+        ancestors=torch.tensor([mask for tile in tiles for mask in tile.masks()]),
+        tile_starts=torch.tensor(bounds, dtype=torch.int32),
+        contexts=torch.tensor([tile.context for tile in tiles], dtype=torch.int32),
+        pages=pages,
+        bounds=tuple(bounds),
+    )
+    return view, len(order)
+
+
+TILES = st.lists(
+    st.builds(
+        Tile,
+        tokens=st.one_of(st.integers(1, 5), st.integers(1, 64), st.integers(65, 150)),
+        context=st.one_of(st.just(0), st.integers(0, 300)),
+        seed=st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (4, 4, 32), (8, 1, 128)])
+@settings(max_examples=8, deadline=None)
+@given(tiles=TILES, page_size=st.sampled_from([1, 7, 16]), seed=st.integers(0, 99))
+def test_a_layer_equals_the_reference(
+    tiles: list[Tile],
+    page_size: int,
+    seed: int,
+    *,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+) -> None:
+    torch.manual_seed(seed)
+    model = config(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    view, pages = view_of(tiles, page_size)
+    layout = KVLayout(
+        pages=pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype
+    )
+    cache = layout.allocate(CPU).normal_()
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = torch.randn(view.bounds[-1], width)
+    norms = (torch.rand(head_dim), torch.rand(head_dim)) if seed % 2 else None
+    results = []
+    for kernels in (compiled(model, dtype), ReferenceKernels(model, MAX_LENGTH, CPU)):
+        step, store = kernels.begin(view), cache.clone()
+        q = step.rotate_and_store(qkv.clone(), store, norms)
+        results.append((q, store.float(), step.attend(q, store)))
+    (q, store, out), (wanted_q, wanted_store, wanted) = results
+    torch.testing.assert_close(q, wanted_q, atol=2e-5, rtol=2e-5)
+    if norms is None or dtype == torch.float32:  # a norm's last bit may turn a bfloat16 rounding
+        torch.testing.assert_close(store, wanted_store, atol=2e-5, rtol=2e-5)
+    tolerance = 2e-5 if norms is None or dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out, wanted, atol=tolerance, rtol=tolerance)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 40), width=st.integers(1, 70), delta=st.booleans())
+def test_norm_and_silu_equal_the_reference(rows: int, width: int, delta: bool) -> None:
+    model = config()
+    view, _ = view_of([Tile(rows, 0, 0)], 16)
+    steps = [
+        kernels.begin(view)
+        for kernels in (
+            compiled(model, torch.float32),
+            ReferenceKernels(model, MAX_LENGTH, CPU),
+        )
+    ]
+    x, weight = torch.randn(rows, width), torch.randn(width)
+    added = torch.randn(rows, width) if delta else None
+    residuals = [x.clone(), x.clone()]
+    out = [s.add_norm(r, added, weight) for s, r in zip(steps, residuals, strict=True)]
+    torch.testing.assert_close(out[0], out[1], atol=1e-5, rtol=1e-5)
+    assert torch.equal(residuals[0], residuals[1])
+    gate_up = torch.randn(rows, 2 * width) * 30
+    a, b = (step.silu_mul(gate_up) for step in steps)
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=2e-5)
+
+
+def test_noisy_argmax_equals_the_reference_bit_for_bit() -> None:
+    """On equal logits the choice is the noise alone: any bit that differs would show."""
+    model = config()
+    fast, slow = compiled(model, torch.float32), ReferenceKernels(model, MAX_LENGTH, CPU)
+    generator = torch.Generator().manual_seed(1)
+    for flat in (True, False):
+        logits = torch.zeros(300, model.vocab_size)
+        if not flat:
+            logits.normal_(generator=generator)
+        seeds = torch.randint(-(2**63), 2**63 - 1, (300,), generator=generator)
+        positions = torch.randint(-1, 9, (300,), generator=generator)
+        a, b = (k.noisy_argmax(logits.clone(), seeds, positions) for k in (fast, slow))
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_argmax_takes_the_first_of_equals_and_survives_infinities(noisy: bool) -> None:
+    model = config()
+    logits = torch.full((2, model.vocab_size), -torch.inf)
+    logits[0, 4321] = -5.0
+    logits[1, [17, 3000]] = 40.0 if not noisy else torch.tensor([40.0, -40.0])
+    positions = torch.full((2,), 3 if noisy else -1)
+    for kernels in (compiled(model, torch.float32), ReferenceKernels(model, MAX_LENGTH, CPU)):
+        chosen = kernels.noisy_argmax(logits.clone(), torch.tensor([1, 2]), positions)
+        assert chosen.tolist() == [4321, 17]

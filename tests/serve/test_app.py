@@ -1,0 +1,132 @@
+"""The application around the text routes: models, health, keys, ids, unknown paths, bugs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.serve.app import create_app
+from paceline.serve.fake import FakeEngine
+from paceline.serve.routes import Front
+
+from .http_support import MODEL, make_front
+
+
+def ask(front: Front, method: str, path: str, **options: Any) -> httpx.Response:
+    async def scenario() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(front), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(scenario())
+
+
+def test_models() -> None:
+    front = make_front()
+    model = {
+        "id": MODEL,
+        "object": "model",
+        "created": 1,
+        "owned_by": "paceline",
+        "max_model_len": 1000,
+    }
+    assert ask(front, "GET", "/v1/models").json() == {"object": "list", "data": [model]}
+    assert ask(front, "GET", f"/v1/models/{MODEL}").json() == model
+    missing = ask(front, "GET", "/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+    assert "org/other" in missing.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health(path: str) -> None:
+    engine = FakeEngine()
+    front = make_front(engine)
+    assert ask(front, "GET", path).status_code == 200
+    engine.die("killed")
+    dead = ask(front, "GET", path)
+    assert (dead.status_code, dead.json()["error"]["code"]) == (503, "engine_dead")
+    starting = ask(make_front(model=None), "GET", path)
+    assert (starting.status_code, starting.json()["error"]["code"]) == (503, "engine_starting")
+
+
+def test_metrics() -> None:
+    front = make_front()
+    ask(front, "POST", "/v1/completions", json={"model": MODEL, "prompt": "hi"})
+    page = ask(front, "GET", "/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    assert 'paceline_requests_total{status="200"} 1.0' in page.text
+    assert "paceline_committed_tokens_total 16.0" in page.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/models/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+    ],
+)
+def test_wrong_paths_and_methods(method: str, path: str, status: int) -> None:
+    response = ask(make_front(), method, path)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert ("allow" in response.headers) == (status == 405)
+
+
+def test_every_response_has_an_id_of_its_own() -> None:
+    front = make_front(api_key="k")
+    ids = {
+        ask(front, method, path).headers["x-request-id"]
+        for method, path in [("GET", "/health"), ("GET", "/nothing"), ("POST", "/v1/completions")]
+    }
+    assert len(ids) == 3
+
+
+def test_keys() -> None:
+    front = make_front(api_key="sécret")
+
+    def status(path: str, authorization: str | None = None) -> int:
+        sent = {} if authorization is None else {"authorization": authorization.encode()}
+        return ask(front, "GET", path, headers=sent).status_code
+
+    assert status("/v1/models", "Bearer sécret") == 200
+    assert status("/v1/models", "bearer sécret") == 200
+    for wrong in (None, "", "Bearer", "Bearer ", "Bearer other", "Basic sécret", "sécret"):
+        assert status("/v1/models", wrong) == 401
+    assert status("/v1/nothing") == 401
+    assert status("/health") == status("/metrics") == 200
+    refused = ask(front, "POST", "/v1/completions", json={"model": MODEL, "prompt": "hi"})
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert 'paceline_requests_total{status="401"}' in front.metrics.text().decode()
+
+
+def test_no_cors_headers() -> None:
+    response = ask(make_front(), "GET", "/v1/models", headers={"origin": "http://evil.example"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_a_bug_is_a_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = make_front()
+
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(front, "draw_seed", broken)
+    response = ask(front, "POST", "/v1/completions", json={"model": MODEL, "prompt": "hi"})
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "internal error",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
