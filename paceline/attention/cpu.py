@@ -14,7 +14,6 @@ import torch
 
 from paceline.attention.base import TREE_WIDTH, AttentionView, attention_scale
 from paceline.attention.compiled import Kernel, float_bits
-from paceline.attention.cpu_code import CpuCode, compile_kernels
 from paceline.model import noise
 from paceline.model.config import ModelConfig
 from paceline.model.rope import rope_table
@@ -28,12 +27,13 @@ class CpuKernels:
     name = "compiled CPU"
 
     def __init__(self, config: ModelConfig, max_length: int, cache_dtype: torch.dtype) -> None:
-        code: CpuCode = compile_kernels(
-            config.head_dim, bf16_cache=cache_dtype == torch.bfloat16
-        )
+        from paceline.attention import cpu_code as code  # compiles, or loads machine code from disk
+
+        stored = code.types.float32 if cache_dtype == torch.float32 else code.types.uint16
         self.config = config
-        self.norm, self.rotate_store = Kernel(code.norm), Kernel(code.rotate_store)
-        self.attend, self.silu_mul = Kernel(code.attend), Kernel(code.silu_mul)
+        self.norm, self.silu_mul = Kernel(code.norm), Kernel(code.silu_mul)
+        self.rotate_store = Kernel(code.rotate_store_kernel(stored))
+        self.attend = Kernel(code.attend_kernel(config.head_dim, stored))
         self.argmax = Kernel(code.argmax)
         self.cos, self.sin = rope_table(config.rope, config.head_dim, max_length)
         self.eps = float_bits(config.rms_norm_eps)
@@ -115,6 +115,7 @@ class CpuStep:
             len(k.cos),
             cache.numel(),
             k.eps,
+            c.head_dim,
             threads=self.threads,
         )
         return out

@@ -89,7 +89,7 @@ def as_stored(x: Any, like: Any) -> Any:
 
 
 @overload(as_float, inline="always")
-def _as_float(x: Any) -> Any:
+def _as_float(x):  # type: ignore[no-untyped-def]
     if x == types.uint16:
         return lambda x: int_as_float(I32(x) << I32(16))
     return lambda x: x
@@ -102,7 +102,7 @@ def round_to_bf16(x):  # type: ignore[no-untyped-def]
 
 
 @overload(as_stored, inline="always")
-def _as_stored(x: Any, like: Any) -> Any:
+def _as_stored(x, like):  # type: ignore[no-untyped-def]
     if like == types.uint16:
         return lambda x, like: round_to_bf16(x)
     return lambda x, like: x
@@ -213,55 +213,70 @@ def rotate_rows(a, cache):  # type: ignore[no-untyped-def]
                 cache[base + U(i)] = as_stored(v[i], cache[0])
 
 
-# qkv (T, (nq + 2 nk) D), q out (T, nq D), cache, positions (T), cache_index (T),
-# cos (L, D/2), sin, q norm (D) or 0, k norm (D) or 0, T, nq, nk, page size, L, cache size, eps, D
-@cfunc(ARGUMENTS, cache=True)
-def rotate_store_float32(words):  # type: ignore[no-untyped-def]
-    a = carray(words, 17)
-    rotate_rows(a, carray(pointer(a[2], types.float32), a[14]))
+def rotate_store_kernel(stored: Any) -> Any:
+    """Rotate q and k, store k and v, for one K/V format (a numba type).
+
+    qkv (T, (nq + 2 nk) D), q out (T, nq D), cache, positions (T), cache_index (T), cos (L, D/2),
+    sin, q norm (D) or 0, k norm (D) or 0, T, nq, nk, page size, L, cache size, eps, D.
+    """
+
+    @cfunc(ARGUMENTS, cache=True)
+    def rotate_store(words):  # type: ignore[no-untyped-def]
+        a = carray(words, 17)
+        rotate_rows(a, carray(pointer(a[2], stored), a[14]))
+
+    return rotate_store
 
 
-@cfunc(ARGUMENTS, cache=True)
-def rotate_store_bfloat16(words):  # type: ignore[no-untyped-def]
-    a = carray(words, 17)
-    rotate_rows(a, carray(pointer(a[2], types.uint16), a[14]))
+# Loops over a head's elements vectorise well only if their length is known when they are compiled:
+# `size` is a literal, and each of these functions is compiled for its value.
+
+
+def load(cache, table, page_size, heads, head, first, count, into, size):  # type: ignore[no-untyped-def]
+    """K or V of `count` positions from `first` as float32; zeros up to a multiple of 8."""
+    raise NotImplementedError("compiled only")
+
+
+def scores(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
+    """out[j] = scale * q . keys[j]."""
+    raise NotImplementedError("compiled only")
+
+
+def mix(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
+    """acc += weights . values."""
+    raise NotImplementedError("compiled only")
+
+
+def tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  # type: ignore[no-untyped-def]
+    """All query heads of one K/V head over one tile: K and V are read once."""
+    raise NotImplementedError("compiled only")
+
+
+def attend_tiles(a, cache, size):  # type: ignore[no-untyped-def]
+    """Deal (tile, K/V head) pairs to threads."""
+    raise NotImplementedError("compiled only")
+
+
+FAST = {"fastmath": True, "error_model": "numpy"}
+EXACT = {"error_model": "numpy"}
 
 
 @njit(error_model="numpy", inline="always")
 def place(table, position, page_size, heads, head, size):  # type: ignore[no-untyped-def]
+    """Where K or V of one position and head begins in a layer's storage."""
     page = U(table[U(position) // page_size])
     return ((page * heads + head) * page_size + U(position) % page_size) * U(size)
 
-@njit(fastmath=True, error_model="numpy")
-def load(cache, table, page_size, heads, head, first, count, into):  # type: ignore[no-untyped-def]
-    """K or V of `count` positions from `first` as float32; zeros up to a multiple of 8."""
-    for j in range(count):
-        base = place(table, first + j, page_size, heads, head, into.shape[1])
-        for d in range(D):
-            into[j, d] = as_float(cache[base + U(d)])
-    for j in range(count, (count + 7) // 8 * 8):
-        into[j, :] = F(0)
 
 @njit(error_model="numpy")
-def fetch(cache, table, page_size, heads, head, first, count, size):  # type: ignore[no-untyped-def]
-    line = 64 // cache.itemsize
+def fetch(cache, address, table, page_size, heads, head, first, count, size):  # type: ignore[no-untyped-def]
+    """Ask for K or V that will be loaded soon."""
+    width = np.int64(cache.itemsize)
     for j in range(count):
         base = place(table, first + j, page_size, heads, head, size)
-        for part in range(0, size, line):
-            prefetch(cache.ctypes.data + np.int64(base + U(part)) * cache.itemsize)
+        for part in range(0, size, 64 // width):
+            prefetch(address + np.int64(base + U(part)) * width)
 
-@njit(fastmath=True, error_model="numpy")
-def scores(q, keys, count, scale, out):  # type: ignore[no-untyped-def]
-    for j in range(0, count, 4):
-        a0, a1, a2, a3 = F(0), F(0), F(0), F(0)
-        for d in range(D):
-            x = q[d]
-            a0 += x * keys[j, d]
-            a1 += x * keys[j + 1, d]
-            a2 += x * keys[j + 2, d]
-            a3 += x * keys[j + 3, d]
-        out[j], out[j + 1] = a0 * scale, a1 * scale
-        out[j + 2], out[j + 3] = a2 * scale, a3 * scale
 
 @njit(fastmath=True, error_model="numpy")
 def soften(score, count, peak):  # type: ignore[no-untyped-def]
@@ -275,97 +290,159 @@ def soften(score, count, peak):  # type: ignore[no-untyped-def]
         total += e
     return peak, total
 
+
 @njit(fastmath=True, error_model="numpy")
-def mix(weights, values, count, acc):  # type: ignore[no-untyped-def]
-    for j in range(0, count, 8):
-        w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
-        w4, w5, w6, w7 = weights[j + 4], weights[j + 5], weights[j + 6], weights[j + 7]
-        for d in range(D):
-            acc[d] += (
-                w0 * values[j, d]
-                + w1 * values[j + 1, d]
-                + w2 * values[j + 2, d]
-                + w3 * values[j + 3, d]
-                + w4 * values[j + 4, d]
-                + w5 * values[j + 5, d]
-                + w6 * values[j + 6, d]
-                + w7 * values[j + 7, d]
-            )
+def scale_row(x, y, factor):  # type: ignore[no-untyped-def]
+    for d in range(len(x)):
+        y[d] = x[d] * factor
 
-@njit(error_model="numpy")
-def tile(q, out, cache, address, table, context, ancestors, kv, shape, scratch):  # type: ignore[no-untyped-def]
-    """All query heads of one K/V head over one tile: K and V are read once."""
-    group, nk, page_size, scale = shape
-    block, score, acc, peak, total = scratch
-    rows = len(ancestors)
-    end = context + rows
-    heads = U(2 * nk)
-    for i in range(rows * group):
-        acc[i, :] = F(0)
-        peak[i], total[i] = MINUS_INFINITY, F(0)
-    for first in range(0, end, BLOCK):
-        count = min(BLOCK, end - first)
-        padded = (count + 7) // 8 * 8
-        load(cache, table, page_size, heads, U(kv), first, count, block)
-        fetch(address, table, page_size, heads, U(nk + kv), first, count)
+
+@overload(load, prefer_literal=True, jit_options=FAST)
+def _load(cache, table, page_size, heads, head, first, count, into, size):  # type: ignore[no-untyped-def]
+    n = size.literal_value
+
+    def run(cache, table, page_size, heads, head, first, count, into, size):  # type: ignore[no-untyped-def]
+        for j in range(count):
+            base = place(table, first + j, page_size, heads, head, n)
+            for d in range(n):
+                into[j, d] = as_float(cache[base + U(d)])
+        for j in range(count, (count + 7) // 8 * 8):
+            into[j, :] = F(0)
+
+    return run
+
+
+@overload(scores, prefer_literal=True, jit_options=FAST)
+def _scores(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
+    n = size.literal_value
+
+    def run(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
+        for j in range(0, count, 4):
+            a0, a1, a2, a3 = F(0), F(0), F(0), F(0)
+            for d in range(n):
+                x = q[d]
+                a0 += x * keys[j, d]
+                a1 += x * keys[j + 1, d]
+                a2 += x * keys[j + 2, d]
+                a3 += x * keys[j + 3, d]
+            out[j], out[j + 1] = a0 * scale, a1 * scale
+            out[j + 2], out[j + 3] = a2 * scale, a3 * scale
+
+    return run
+
+
+@overload(mix, prefer_literal=True, jit_options=FAST)
+def _mix(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
+    n = size.literal_value
+
+    def run(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
+        for j in range(0, count, 8):
+            w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
+            w4, w5, w6, w7 = weights[j + 4], weights[j + 5], weights[j + 6], weights[j + 7]
+            for d in range(n):
+                acc[d] += (
+                    w0 * values[j, d]
+                    + w1 * values[j + 1, d]
+                    + w2 * values[j + 2, d]
+                    + w3 * values[j + 3, d]
+                    + w4 * values[j + 4, d]
+                    + w5 * values[j + 5, d]
+                    + w6 * values[j + 6, d]
+                    + w7 * values[j + 7, d]
+                )
+
+    return run
+
+
+@overload(tile, prefer_literal=True, jit_options=EXACT)
+def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  # type: ignore[no-untyped-def]
+    n = size.literal_value
+
+    def run(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  # type: ignore[no-untyped-def]
+        group, nk, page_size, scale, address = shape
+        block, score, acc, peak, total = scratch
+        rows = len(ancestors)
+        end = context + rows
+        heads, key, value = U(2 * nk), U(kv), U(nk + kv)
         for i in range(rows * group):
-            row = i // group
-            scores(q[row, kv * group + i % group], block, padded, scale, score[i])
-            for j in range(count, padded):
-                score[i, j] = MINUS_INFINITY
-            for j in range(max(context - first, 0), count):
-                if (ancestors[row] >> np.int64(first + j - context)) & 1 == 0:
+            acc[i, :] = F(0)
+            peak[i], total[i] = MINUS_INFINITY, F(0)
+        for first in range(0, end, BLOCK):
+            count = min(BLOCK, end - first)
+            following = max(min(BLOCK, end - first - count), 0)
+            padded = (count + 7) // 8 * 8
+            load(cache, table, page_size, heads, key, first, count, block, n)
+            fetch(cache, address, table, page_size, heads, value, first, count, n)
+            for i in range(rows * group):
+                row = i // group
+                scores(q[row, kv * group + i % group], block, padded, scale, score[i], n)
+                for j in range(count, padded):
                     score[i, j] = MINUS_INFINITY
-            was = peak[i]
-            peak[i], added = soften(score[i], padded, was)
-            fade = exp(was - peak[i])
-            total[i] = total[i] * fade + added
-            for d in range(D):
-                acc[i, d] *= fade
-        load(cache, table, page_size, heads, U(nk + kv), first, count, block)
-        fetch(
-            address, table, page_size, heads, U(kv), first + count,
-            max(min(BLOCK, end - first - count), 0),
-        )
+                for j in range(max(context - first, 0), count):
+                    if (ancestors[row] >> np.int64(first + j - context)) & 1 == 0:
+                        score[i, j] = MINUS_INFINITY
+                was = peak[i]
+                peak[i], added = soften(score[i], padded, was)
+                fade = exp(was - peak[i])
+                total[i] = total[i] * fade + added
+                scale_row(acc[i], acc[i], fade)
+            load(cache, table, page_size, heads, value, first, count, block, n)
+            fetch(cache, address, table, page_size, heads, key, first + count, following, n)
+            for i in range(rows * group):
+                mix(score[i], block, padded, acc[i], n)
         for i in range(rows * group):
-            mix(score[i], block, padded, acc[i])
-    for i in range(rows * group):
-        y = out[i // group, kv * group + i % group]
-        for d in range(D):
-            y[d] = acc[i, d] / total[i]
+            scale_row(acc[i], out[i // group, kv * group + i % group], F(1) / total[i])
 
-# q (T, nq D), out, cache, tile_starts (R + 1) int32, contexts (R) int32, pages (R, P) int32,
-# ancestors (T) int64, R, T, nq, nk, page size, P, cache size, scale, longest tile.
-# Tiles of more than 64 tokens are left to the caller.
-@cfunc(ARGUMENTS, cache=True)
-def attend(words):  # type: ignore[no-untyped-def]
-    a = carray(words, 16)
-    tiles, tokens, nq, nk, longest = a[7], a[8], a[9], a[10], a[15]
-    group = nq // nk
-    q = carray(pointer(a[0], types.float32), (tokens, nq, D))
-    out = carray(pointer(a[1], types.float32), (tokens, nq, D))
-    cache = carray(pointer(a[2], stored), a[13])
-    starts = carray(pointer(a[3], types.int32), tiles + 1)
-    contexts = carray(pointer(a[4], types.int32), tiles)
-    pages = carray(pointer(a[5], types.int32), (tiles, a[12]))
-    ancestors = carray(pointer(a[6], types.int64), tokens)
-    shape = (group, nk, U(a[11]), F(word_as_double(a[14])))
-    scratch = (
-        np.empty((BLOCK, D), np.float32),
-        np.empty((longest * group, BLOCK), np.float32),
-        np.empty((longest * group, D), np.float32),
-        np.empty(longest * group, np.float32),
-        np.empty(longest * group, np.float32),
-    )
-    for work in range(thread_index(), tiles * nk, thread_count()):
-        r, kv = work // nk, work % nk
-        lo, hi = starts[r], starts[r + 1]
-        if hi - lo > BLOCK:
-            continue
-        tile(
-            q[lo:hi], out[lo:hi], cache, a[2], pages[r], contexts[r], ancestors[lo:hi],
-            kv, shape, scratch,
-        )  # fmt: skip
+    return run
+
+
+@overload(attend_tiles, prefer_literal=True, jit_options=EXACT)
+def _attend_tiles(a, cache, size):  # type: ignore[no-untyped-def]
+    n = size.literal_value
+
+    def run(a, cache, size):  # type: ignore[no-untyped-def]
+        tiles, tokens, nq, nk, longest = a[7], a[8], a[9], a[10], a[15]
+        group = nq // nk
+        q = carray(pointer(a[0], types.float32), (tokens, nq, n))
+        out = carray(pointer(a[1], types.float32), (tokens, nq, n))
+        starts = carray(pointer(a[3], types.int32), tiles + 1)
+        contexts = carray(pointer(a[4], types.int32), tiles)
+        pages = carray(pointer(a[5], types.int32), (tiles, a[12]))
+        ancestors = carray(pointer(a[6], types.int64), tokens)
+        shape = (group, nk, U(a[11]), F(word_as_double(a[14])), a[2])
+        scratch = (
+            np.empty((BLOCK, n), np.float32),
+            np.empty((longest * group, BLOCK), np.float32),
+            np.empty((longest * group, n), np.float32),
+            np.empty(longest * group, np.float32),
+            np.empty(longest * group, np.float32),
+        )
+        for work in range(thread_index(), tiles * nk, thread_count()):
+            r, kv = work // nk, work % nk
+            lo, hi = starts[r], starts[r + 1]
+            if hi - lo <= BLOCK:
+                tile(
+                    q[lo:hi], out[lo:hi], cache, pages[r], contexts[r], ancestors[lo:hi], kv,
+                    shape, scratch, n,
+                )  # fmt: skip
+
+    return run
+
+
+def attend_kernel(size: int, stored: Any) -> Any:
+    """Attention for one head size and K/V format (a numba type).
+
+    q (T, nq D), out, cache, tile_starts (R + 1) int32, contexts (R) int32, pages (R, P) int32,
+    ancestors (T) int64, R, T, nq, nk, page size, P, cache size, scale, longest tile.
+    Tiles of more than 64 tokens are left to the caller.
+    """
+
+    @cfunc(ARGUMENTS, cache=True)
+    def attend(words):  # type: ignore[no-untyped-def]
+        a = carray(words, 16)
+        attend_tiles(a, carray(pointer(a[2], stored), a[13]), size)
+
+    return attend
 
 
 polynomial = tuple(F(x) for x in noise.LOG_POLYNOMIAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ def config(*, heads: int = 6, kv_heads: int = 2, head_dim: int = 64) -> ModelCon
     )
 
 
+@functools.cache
 def compiled(model: ModelConfig, dtype: torch.dtype) -> Kernels:
     try:
         from paceline.attention.cpu import CpuKernels
