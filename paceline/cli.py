@@ -34,8 +34,9 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
         meta = dict(each.metadata)
         options: dict[str, Any] = {"help": _help(meta["help"], each.default)}
         if meta.get("positional"):
-            parser.add_argument(each.name, nargs="?", default=each.default, metavar="MODEL",
-                                help=meta["help"])
+            parser.add_argument(
+                each.name, nargs="?", default=each.default, metavar="MODEL", help=meta["help"]
+            )
             continue
         options |= {"default": each.default, "dest": each.name}
         options |= _kind(hints[each.name])

@@ -25,27 +25,46 @@ def _flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 class EngineConfig:
     """What the user asked of the engine. None means: computed from the model and the machine."""
 
-    model: str | None = dataclasses.field(default=None, metadata={"positional": True, "help":
-        "a Hugging Face directory or a .gguf file; the demo model when left out"})
+    model: str | None = dataclasses.field(
+        default=None,
+        metadata={
+            "positional": True,
+            "help": "a Hugging Face directory or a .gguf file; the demo model when left out",
+        },
+    )
     device: str = _flag("auto", "where the model runs", choices=DEVICES)
     dtype: str = _flag("auto", "number format of weights and K/V (auto: bfloat16)", choices=DTYPES)
-    load_format: str = _flag("auto", "how weights are stored; dummy: random weights from the "
-                             "config alone", choices=LOAD_FORMATS)
-    max_model_len: int | None = _flag(None, "longest prompt + output in tokens "
-                                      "(default: the model's own limit, as far as memory allows)")
+    load_format: str = _flag(
+        "auto",
+        "how weights are stored; dummy: random weights from the config alone",
+        choices=LOAD_FORMATS,
+    )
+    max_model_len: int | None = _flag(
+        None,
+        "longest prompt + output in tokens "
+        "(default: the model's own limit, as far as memory allows)",
+    )
     max_running_requests: int = _flag(64, "requests decoded at the same time")
-    max_batched_tokens: int | None = _flag(None, "tokens of one step at most; longer prompts are "
-                                           "prefilled in chunks (default: 128 on a CPU, else 2048)")
+    max_batched_tokens: int | None = _flag(
+        None,
+        "tokens of one step at most; longer prompts are "
+        "prefilled in chunks (default: 128 on a CPU, else 2048)",
+    )
     page_size: int = _flag(16, "tokens of one K/V page")
-    kv_tokens: int | None = _flag(None, "tokens the K/V cache holds over all requests "
-                                  "(default: from free memory)")
+    kv_tokens: int | None = _flag(
+        None, "tokens the K/V cache holds over all requests (default: from free memory)"
+    )
     seed: int = _flag(0, "seed of dummy weights and of requests that bring none")
 
     def __post_init__(self) -> None:
         _require(self.device in DEVICES, "--device", f"one of {', '.join(DEVICES)}", self.device)
         _require(self.dtype in DTYPES, "--dtype", f"one of {', '.join(DTYPES)}", self.dtype)
-        _require(self.load_format in LOAD_FORMATS, "--load-format",
-                 f"one of {', '.join(LOAD_FORMATS)}", self.load_format)
+        _require(
+            self.load_format in LOAD_FORMATS,
+            "--load-format",
+            f"one of {', '.join(LOAD_FORMATS)}",
+            self.load_format,
+        )
         _positive("--max-model-len", self.max_model_len, none_ok=True)
         _positive("--max-running-requests", self.max_running_requests)
         _positive("--max-batched-tokens", self.max_batched_tokens, none_ok=True)
@@ -59,10 +78,12 @@ class ServerConfig:
 
     host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _flag(30000, "port to listen on; 0 picks a free one")
-    served_model_name: str | None = _flag(None, "model name that clients send "
-                                          "(default: the file's or directory's own)")
-    api_key: str | None = _flag(None, "clients must send it as a bearer token "
-                                "(also read from PACELINE_API_KEY)")
+    served_model_name: str | None = _flag(
+        None, "model name that clients send (default: the file's or directory's own)"
+    )
+    api_key: str | None = _flag(
+        None, "clients must send it as a bearer token (also read from PACELINE_API_KEY)"
+    )
     max_queued_requests: int = _flag(1024, "requests in the server at most; one more gets a 429")
     max_body_mb: int = _flag(16, "largest request body in MiB; a larger one gets a 413")
 

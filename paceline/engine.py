@@ -101,4 +101,3 @@ def make_scheduler(
         eos_token_ids=frozenset(checkpoint.config.eos_token_ids),
     )
     return Scheduler(limits, PagePool(resolved.pages, resolved.page_size), policy)
-

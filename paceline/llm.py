@@ -1,9 +1,9 @@
 """`LLM`: the engine in this process, for scripts and notebooks.
 
-    from paceline import LLM, SamplingParams
-    llm = LLM()                                  # the demo model; or LLM("path/to/model")
-    for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
-        print(completion.text)
+from paceline import LLM, SamplingParams
+llm = LLM()                                  # the demo model; or LLM("path/to/model")
+for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
+    print(completion.text)
 """
 
 from __future__ import annotations
@@ -114,9 +114,7 @@ class LLM:
         running: dict[str, _Open] = {}
         try:
             for request in requests:
-                text = TextAssembler(
-                    self.tokenizer, stop=request.params.stop, after=request.prompt
-                )
+                text = TextAssembler(self.tokenizer, stop=request.params.stop, after=request.prompt)
                 running[request.id] = _Open(request, text)
                 _raise_if_failed(self.engine.add(request))
             while running:

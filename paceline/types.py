@@ -1,8 +1,8 @@
 """Values that cross from the HTTP process to the engine and back. No torch, no HTTP, no clock.
 
-All are frozen msgspec structs: they are the wire format (msgpack) between the two processes and
-the arguments of the engine alike. A request is token ids and sampling parameters; text, stop
-strings and chat templates belong to the front (`paceline.serve`), device tensors to `paceline.exec`.
+Frozen msgspec structs: the wire format (msgpack) between the two processes and the arguments of the
+engine alike. A request is token ids and sampling parameters; text, stop strings and chat templates
+belong to the front (`paceline.serve`), device tensors to `paceline.exec`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended. `STOP` and `LENGTH` are OpenAI's; the others never reach a happy client."""
+    """Why a request ended. `STOP` and `LENGTH` are OpenAI's own."""
 
     STOP = "stop"
     LENGTH = "length"

@@ -27,14 +27,16 @@ class CpuKernels:
     name = "compiled CPU"
 
     def __init__(self, config: ModelConfig, max_length: int, cache_dtype: torch.dtype) -> None:
-        from paceline.attention import cpu_code as code  # compiles, or loads machine code from disk
+        # Importing compiles, or loads machine code from disk.
+        from paceline.attention import cpu_code as code
+        from paceline.attention import cpu_intrinsics, cpu_sampling
 
-        stored = code.types.float32 if cache_dtype == torch.float32 else code.types.uint16
+        stored = cpu_intrinsics.FLOAT32 if cache_dtype == torch.float32 else cpu_intrinsics.BFLOAT16
         self.config = config
         self.norm, self.silu_mul = Kernel(code.norm), Kernel(code.silu_mul)
         self.rotate_store = Kernel(code.rotate_store_kernel(stored))
         self.attend = Kernel(code.attend_kernel(config.head_dim, stored))
-        self.argmax = Kernel(code.argmax)
+        self.argmax = Kernel(cpu_sampling.argmax)
         self.cos, self.sin = rope_table(config.rope, config.head_dim, max_length)
         self.eps = float_bits(config.rms_norm_eps)
         self.scale = attention_scale(config)

@@ -1,10 +1,8 @@
-"""Source of the compiled CPU kernels, as numba compiles it. See `compiled` for how they run.
+"""Source of the compiled CPU kernels of a layer. See `compiled` for how they run.
 
 Each kernel takes a pointer to 64-bit words; their order is written above it. Activations are
-float32; K/V pages hold float32 or bfloat16 (as uint16), told apart by the type of the array.
-Work is dealt to threads in turns. Indices into pages are unsigned, since a signed one would make
-numba check for negative values at every load. The noise kernel follows `paceline.model.noise`
-operation by operation and must not use fast-math.
+float32; K/V pages hold float32 or bfloat16, told apart by the type of the array. Work is dealt to
+threads in turns.
 
 Everything stands at module level: numba finds machine code in its cache on disk only for functions
 whose closures hold no other compiled function.
@@ -15,114 +13,30 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, cfunc, njit, types
-from numba.core import cgutils  # noqa: F401  (initialises numba's code generation)
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
-from paceline.attention.compiled import register_symbols
-from paceline.model import noise
+from paceline.attention.cpu_intrinsics import (
+    ARGUMENTS,
+    F,
+    U,
+    as_float,
+    as_stored,
+    exp,
+    pointer,
+    prefetch,
+    thread_count,
+    thread_index,
+    word_as_double,
+)
 
-register_symbols()
-
-F, U, I32 = np.float32, np.uintp, np.int32
 BLOCK = 64  # keys that one pass of the attention loop takes
 MINUS_INFINITY = F(-1e30)
-
-thread_index = types.ExternalFunction("paceline_omp_get_thread_num", types.int32())
-thread_count = types.ExternalFunction("paceline_omp_get_num_threads", types.int32())
-ARGUMENTS = types.void(types.CPointer(types.int64))
-
-
-def _bitcast(source: Any, target: Any) -> Any:
-    """An intrinsic that reads the bits of one number type as another of the same width."""
-
-    @intrinsic
-    def cast(_context: Any, _x: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(target))
-
-        return target(source), build
-
-    return cast
-
-
-int_as_float = _bitcast(types.int32, types.float32)
-float_as_int = _bitcast(types.float32, types.int32)
-word_as_double = _bitcast(types.int64, types.float64)
-
-
-@intrinsic
-def pointer(_context: Any, _address: Any, kind: Any) -> Any:
-    """An address (int64) as a pointer to numbers of `kind`."""
-    result = types.CPointer(kind.dtype)
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(result))
-
-    return result(types.int64, kind), build
-
-
-@intrinsic
-def prefetch(_context: Any, address: Any) -> Any:
-    """Ask for the cache line at this address (int64) to be read soon."""
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        hints = [ir.Constant(word, value) for value in (0, 3, 1)]  # read, keep, data
-        builder.call(function, [builder.inttoptr(arguments[0], byte), *hints])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
-
-
-def as_float(x: Any) -> Any:
-    """A stored K/V element as float32."""
-    raise NotImplementedError("compiled only")
-
-
-def as_stored(x: Any, like: Any) -> Any:
-    """float32 in the format of a K/V element, rounded to nearest even."""
-    raise NotImplementedError("compiled only")
-
-
-@overload(as_float, inline="always")
-def _as_float(x):  # type: ignore[no-untyped-def]
-    if x == types.uint16:
-        return lambda x: int_as_float(I32(x) << I32(16))
-    return lambda x: x
-
-
-@njit(error_model="numpy", inline="always")
-def round_to_bf16(x):  # type: ignore[no-untyped-def]
-    bits = float_as_int(x)
-    return np.uint16((bits + I32(0x7FFF) + ((bits >> I32(16)) & I32(1))) >> I32(16))
-
-
-@overload(as_stored, inline="always")
-def _as_stored(x, like):  # type: ignore[no-untyped-def]
-    if like == types.uint16:
-        return lambda x, like: round_to_bf16(x)
-    return lambda x, like: x
-
-
-@njit(fastmath=True, error_model="numpy", inline="always")
-def exp(x):  # type: ignore[no-untyped-def]
-    """e^x for x <= 0 or moderate, relative error about 2e-6; polynomial, so that it vectorises."""
-    y = min(max(x * F(1.44269504), F(-126)), F(126))
-    whole = np.floor(y)
-    r = y - whole
-    p = F(0.00133389) + r * F(0.000154)
-    p = F(0.24022651) + r * (F(0.05550327) + r * (F(0.00961804) + r * p))
-    p = F(1.0) + r * (F(0.69314718) + r * p)
-    return p * int_as_float((I32(whole) + I32(127)) << I32(23))
 
 
 # residual (T, H), delta (T, H) or 0, weight (H), out (T, H), T, H, eps
 @njit(fastmath=True, error_model="numpy")
-def row_norm(residual, delta, weight, out, width, eps):  # type: ignore[no-untyped-def]
+def row_norm(residual, delta, weight, out, width, eps):
     total = F(0)
     for i in range(width):
         x = residual[i] + delta[i]
@@ -132,8 +46,9 @@ def row_norm(residual, delta, weight, out, width, eps):  # type: ignore[no-untyp
     for i in range(width):
         out[i] = residual[i] * scale * weight[i]
 
+
 @cfunc(ARGUMENTS, cache=True)
-def norm(words):  # type: ignore[no-untyped-def]
+def norm(words):
     a = carray(words, 7)
     rows, width = a[4], a[5]
     residual = carray(pointer(a[0], types.float32), (rows, width))
@@ -151,13 +66,14 @@ def norm(words):  # type: ignore[no-untyped-def]
 
 # gate_up (T, 2 W), out (T, W), T, W
 @njit(fastmath=True, error_model="numpy")
-def row_silu(gate_up, out, width):  # type: ignore[no-untyped-def]
+def row_silu(gate_up, out, width):
     for i in range(width):
         x = gate_up[i]
         out[i] = x / (F(1) + exp(-x)) * gate_up[width + i]
 
+
 @cfunc(ARGUMENTS, cache=True)
-def silu_mul(words):  # type: ignore[no-untyped-def]
+def silu_mul(words):
     a = carray(words, 4)
     rows, width = a[2], a[3]
     gate_up = carray(pointer(a[0], types.float32), (rows, 2 * width))
@@ -167,7 +83,7 @@ def silu_mul(words):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, error_model="numpy")
-def normed(x, weight, eps):  # type: ignore[no-untyped-def]
+def normed(x, weight, eps):
     total = F(0)
     for i in range(len(x)):
         total += x[i] * x[i]
@@ -175,8 +91,9 @@ def normed(x, weight, eps):  # type: ignore[no-untyped-def]
     for i in range(len(x)):
         x[i] = x[i] * scale * weight[i]
 
+
 @njit(error_model="numpy")
-def rotate_rows(a, cache):  # type: ignore[no-untyped-def]
+def rotate_rows(a, cache):
     rows, nq, nk, page_size, length, D = a[9], a[10], a[11], a[12], a[13], a[16]
     half = D // 2
     qkv = carray(pointer(a[0], types.float32), (rows, nq + 2 * nk, D))
@@ -221,7 +138,7 @@ def rotate_store_kernel(stored: Any) -> Any:
     """
 
     @cfunc(ARGUMENTS, cache=True)
-    def rotate_store(words):  # type: ignore[no-untyped-def]
+    def rotate_store(words):
         a = carray(words, 17)
         rotate_rows(a, carray(pointer(a[2], stored), a[14]))
 
@@ -232,27 +149,27 @@ def rotate_store_kernel(stored: Any) -> Any:
 # `size` is a literal, and each of these functions is compiled for its value.
 
 
-def load(cache, table, page_size, heads, head, first, count, into, size):  # type: ignore[no-untyped-def]
+def load(cache, table, page_size, heads, head, first, count, into, size):
     """K or V of `count` positions from `first` as float32; zeros up to a multiple of 8."""
     raise NotImplementedError("compiled only")
 
 
-def scores(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
+def scores(q, keys, count, scale, out, size):
     """out[j] = scale * q . keys[j]."""
     raise NotImplementedError("compiled only")
 
 
-def mix(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
+def mix(weights, values, count, acc, size):
     """acc += weights . values."""
     raise NotImplementedError("compiled only")
 
 
-def tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  # type: ignore[no-untyped-def]
+def tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
     """All query heads of one K/V head over one tile: K and V are read once."""
     raise NotImplementedError("compiled only")
 
 
-def attend_tiles(a, cache, size):  # type: ignore[no-untyped-def]
+def attend_tiles(a, cache, size):
     """Deal (tile, K/V head) pairs to threads."""
     raise NotImplementedError("compiled only")
 
@@ -262,14 +179,14 @@ EXACT = {"error_model": "numpy"}
 
 
 @njit(error_model="numpy", inline="always")
-def place(table, position, page_size, heads, head, size):  # type: ignore[no-untyped-def]
+def place(table, position, page_size, heads, head, size):
     """Where K or V of one position and head begins in a layer's storage."""
     page = U(table[U(position) // page_size])
     return ((page * heads + head) * page_size + U(position) % page_size) * U(size)
 
 
 @njit(error_model="numpy")
-def fetch(cache, address, table, page_size, heads, head, first, count, size):  # type: ignore[no-untyped-def]
+def fetch(cache, address, table, page_size, heads, head, first, count, size):
     """Ask for K or V that will be loaded soon."""
     width = np.int64(cache.itemsize)
     for j in range(count):
@@ -279,7 +196,7 @@ def fetch(cache, address, table, page_size, heads, head, first, count, size):  #
 
 
 @njit(fastmath=True, error_model="numpy")
-def soften(score, count, peak):  # type: ignore[no-untyped-def]
+def soften(score, count, peak):
     """Scores to weights relative to the running peak; returns (new peak, their sum)."""
     for j in range(count):
         peak = max(peak, score[j])
@@ -292,16 +209,16 @@ def soften(score, count, peak):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, error_model="numpy")
-def scale_row(x, y, factor):  # type: ignore[no-untyped-def]
+def scale_row(x, y, factor):
     for d in range(len(x)):
         y[d] = x[d] * factor
 
 
 @overload(load, prefer_literal=True, jit_options=FAST)
-def _load(cache, table, page_size, heads, head, first, count, into, size):  # type: ignore[no-untyped-def]
+def _load(cache, table, page_size, heads, head, first, count, into, size):
     n = size.literal_value
 
-    def run(cache, table, page_size, heads, head, first, count, into, size):  # type: ignore[no-untyped-def]
+    def run(cache, table, page_size, heads, head, first, count, into, size):
         for j in range(count):
             base = place(table, first + j, page_size, heads, head, n)
             for d in range(n):
@@ -313,10 +230,10 @@ def _load(cache, table, page_size, heads, head, first, count, into, size):  # ty
 
 
 @overload(scores, prefer_literal=True, jit_options=FAST)
-def _scores(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
+def _scores(q, keys, count, scale, out, size):
     n = size.literal_value
 
-    def run(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
+    def run(q, keys, count, scale, out, size):
         for j in range(0, count, 4):
             a0, a1, a2, a3 = F(0), F(0), F(0), F(0)
             for d in range(n):
@@ -332,10 +249,10 @@ def _scores(q, keys, count, scale, out, size):  # type: ignore[no-untyped-def]
 
 
 @overload(mix, prefer_literal=True, jit_options=FAST)
-def _mix(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
+def _mix(weights, values, count, acc, size):
     n = size.literal_value
 
-    def run(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
+    def run(weights, values, count, acc, size):
         for j in range(0, count, 8):
             w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
             w4, w5, w6, w7 = weights[j + 4], weights[j + 5], weights[j + 6], weights[j + 7]
@@ -355,10 +272,10 @@ def _mix(weights, values, count, acc, size):  # type: ignore[no-untyped-def]
 
 
 @overload(tile, prefer_literal=True, jit_options=EXACT)
-def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  # type: ignore[no-untyped-def]
+def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
     n = size.literal_value
 
-    def run(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  # type: ignore[no-untyped-def]
+    def run(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
         group, nk, page_size, scale, address = shape
         block, score, acc, peak, total = scratch
         rows = len(ancestors)
@@ -397,10 +314,10 @@ def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):  
 
 
 @overload(attend_tiles, prefer_literal=True, jit_options=EXACT)
-def _attend_tiles(a, cache, size):  # type: ignore[no-untyped-def]
+def _attend_tiles(a, cache, size):
     n = size.literal_value
 
-    def run(a, cache, size):  # type: ignore[no-untyped-def]
+    def run(a, cache, size):
         tiles, tokens, nq, nk, longest = a[7], a[8], a[9], a[10], a[15]
         group = nq // nk
         q = carray(pointer(a[0], types.float32), (tokens, nq, n))
@@ -438,94 +355,8 @@ def attend_kernel(size: int, stored: Any) -> Any:
     """
 
     @cfunc(ARGUMENTS, cache=True)
-    def attend(words):  # type: ignore[no-untyped-def]
+    def attend(words):
         a = carray(words, 16)
         attend_tiles(a, carray(pointer(a[2], stored), a[13]), size)
 
     return attend
-
-
-polynomial = tuple(F(x) for x in noise.LOG_POLYNOMIAL)
-golden = I32(noise._signed(noise.GOLDEN, 32))
-mul_a = I32(noise._signed(noise.MULTIPLY_A, 32))
-mul_b = I32(noise._signed(noise.MULTIPLY_B, 32))
-half_bits = I32(noise.SQRT_HALF_BITS)
-ln2_high, ln2_low = F(noise.LN2_HIGH), F(noise.LN2_LOW)
-p0, p1, p2, p3, p4, p5, p6, p7, p8 = polynomial
-
-
-@njit(error_model="numpy", inline="always")
-def right(x, by, mask):  # type: ignore[no-untyped-def]
-    return (x >> I32(by)) & I32(mask)
-
-@njit(error_model="numpy", inline="always")
-def log(x):  # type: ignore[no-untyped-def]
-    bits = float_as_int(x)
-    exponent = (bits - half_bits) >> I32(23)
-    f = int_as_float(bits - (exponent << I32(23))) - F(1)
-    e = F(exponent)
-    z = f * f
-    p = p0 * f + p1
-    p = p * f + p2
-    p = p * f + p3
-    p = p * f + p4
-    p = p * f + p5
-    p = p * f + p6
-    p = p * f + p7
-    p = p * f + p8
-    y = p * f * z
-    y = y + e * ln2_low
-    y = y - z * F(0.5)
-    y = y + f
-    return y + e * ln2_high
-
-@njit(error_model="numpy")
-def add_noise(logits, first, count, low, high, out):  # type: ignore[no-untyped-def]
-    for j in range(count):
-        x = (I32(first + j) * golden) ^ low
-        x = (x ^ right(x, 16, 0xFFFF)) * mul_a
-        x = ((x ^ right(x, 15, 0x1FFFF)) + high) * mul_b
-        x = (x ^ right(x, 16, 0xFFFF)) * mul_a
-        bits = right(x ^ right(x, 15, 0x1FFFF), 9, 0x7FFFFF)
-        u = (F(bits) + F(0.5)) * F(2.0**-23)
-        out[j] = logits[U(first + j)] + -log(-log(u))
-
-@njit(fastmath={"nsz", "contract"}, error_model="numpy")
-def peak(x, count):  # type: ignore[no-untyped-def]
-    best = F(-np.inf)
-    for j in range(count):
-        best = max(best, x[U(j)])
-    return best
-
-@njit(error_model="numpy")
-def find(x, count, value):  # type: ignore[no-untyped-def]
-    for j in range(count):
-        if x[U(j)] == value:
-            return j
-    return 0
-
-# logits (S, V), keys (S) int64, noisy (S) int64 (0: plain argmax), out (S) int64, S, V
-@cfunc(ARGUMENTS, cache=True)
-def argmax(words):  # type: ignore[no-untyped-def]
-    a = carray(words, 6)
-    rows, vocab = a[4], a[5]
-    logits = carray(pointer(a[0], types.float32), (rows, vocab))
-    keys = carray(pointer(a[1], types.int64), rows)
-    noisy = carray(pointer(a[2], types.int64), rows)
-    out = carray(pointer(a[3], types.int64), rows)
-    chunk = np.empty(2048, np.float32)
-    for row in range(thread_index(), rows, thread_count()):
-        best, where = F(-np.inf), 0
-        low, high = I32(keys[row] & 0xFFFFFFFF), I32(keys[row] >> 32)
-        for first in range(0, vocab, 2048):
-            count = min(2048, vocab - first)
-            values = logits[row, first : first + count]
-            if noisy[row] != 0:
-                add_noise(logits[row], first, count, low, high, chunk)
-                values = chunk
-            top = peak(values, count)
-            if top > best:
-                best, where = top, first + find(values, count, top)
-        out[row] = where
-
-

@@ -66,7 +66,7 @@ class ReferenceStep:
     ) -> torch.Tensor:
         c = self.kernels.config
         heads = qkv.view(len(qkv), c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        q, k, v = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if norms is not None:
             q = rms_norm(q, norms[0], c.rms_norm_eps)
             k = rms_norm(k, norms[1], c.rms_norm_eps)

@@ -21,7 +21,7 @@ class OutOfPages(PacelineError):
 
 
 class PagePool:
-    """`pages` pages of `page_size` tokens each; a stack, so that a page freed last is used first."""
+    """`pages` pages of `page_size` tokens each; a page freed last is used first."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.pages = pages

@@ -76,9 +76,7 @@ class Slots:
 
     def _extend(self, update: PageUpdate) -> None:
         last = update.first + len(update.pages)
-        self.pages[update.slot, update.first : last] = torch.tensor(
-            update.pages, dtype=torch.int32
-        )
+        self.pages[update.slot, update.first : last] = torch.tensor(update.pages, dtype=torch.int32)
 
     def commit(self, slots: torch.Tensor, lengths: torch.Tensor, last_tokens: torch.Tensor) -> None:
         """Advance sequences: (R,) slots, their new lengths, the token that follows each."""

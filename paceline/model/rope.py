@@ -43,7 +43,7 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Dimensions that turn often keep their frequency, slow ones are interpolated, a ramp between."""
+    """Fast dimensions keep their frequency, slow ones are interpolated, a ramp lies between."""
 
     def dimension(rotations: float) -> float:
         ratio = rope.original_max_position / (rotations * 2 * math.pi)

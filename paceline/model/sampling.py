@@ -4,8 +4,9 @@
 
 at position p of a request, with keyed Gumbel noise G (`paceline.model.noise`) and no noise at
 temperature 0. That is sampling from softmax(processed_logits); and since y depends on the request
-alone, the same seed gives the same text whatever the load or the drafter (Daliri, Musco, Suresh,
-arXiv 2408.07978). Processing: divide by the temperature, then top-k, top-p over what is left, min-p.
+alone, the same seed gives the same text whatever the load or the drafter (Daliri, Musco and Suresh,
+arXiv 2408.07978). Processing: divide by the temperature, then top-k, top-p over what is left, and
+min-p.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The scheduler: which tokens of which requests the next step computes, and what it leaves behind.
 
-Pure Python over page numbers and slot numbers. A step is planned by `plan_step` and ended by exactly
-one of `commit` and `fail`. There are no phases: a running request has `pending` known tokens whose
-K/V is missing; a prompt is many of them, decoding is one. Running requests are served in order of
-arrival, decoding ones always, prompts with what is left of the step's token budget. When pages run
-out the last arrival gives way: its pages go to the prefix cache, it waits, and is computed again.
+Pure Python over page numbers and slot numbers. A step is planned by `plan_step` and ended by
+exactly one of `commit` and `fail`. There are no phases: a running request has `pending` known
+tokens whose K/V is missing; a prompt is many of them, decoding is one. Running requests are served
+in order of arrival, decoding ones always, prompts with what is left of the step's token budget.
+When pages run out the last arrival gives way: its pages go to the prefix cache, it waits, and is
+computed again.
 
 Knows no tensors, no text, no drafter; speculation is a number of drafts on a row of the plan.
 """
@@ -171,7 +172,7 @@ class Scheduler:
         return max(self.pool.pages_for(request.computed + count) - len(request.pages), 0)
 
     def _find_room(self, request: Request, count: int, wanted: dict[int, int]) -> bool:
-        """Make room for a running request's next tokens; preempts later arrivals, at last itself."""
+        """Room for a running request's next tokens: preempts later arrivals, at last itself."""
         lacking = self._lacking(request, count)
         while sum(wanted.values()) + lacking > self.pool.free + self.prefix.evictable:
             victim = self.running[-1]
@@ -298,9 +299,7 @@ class Scheduler:
         self.prefix.unlock(request.node)
         request.node = node
 
-    def _finish(
-        self, request: Request, finish: FinishReason, *, keep_prefix: bool = True
-    ) -> None:
+    def _finish(self, request: Request, finish: FinishReason, *, keep_prefix: bool = True) -> None:
         if request.status is Status.RUNNING:
             self._leave(request, keep_prefix=keep_prefix)
         else:
