@@ -154,13 +154,13 @@ def load(cache, table, page_size, heads, head, first, count, into, size):
     raise NotImplementedError("compiled only")
 
 
-def scores(q, keys, count, scale, out, size):
-    """out[j] = scale * q . keys[j]."""
+def scores(q, row, head, keys, count, scale, out, at, size):
+    """out[at, j] = scale * q[row, head] . keys[j]."""
     raise NotImplementedError("compiled only")
 
 
-def mix(weights, values, count, acc, size):
-    """acc += weights . values."""
+def mix(weights, values, count, acc, at, size):
+    """acc[at] += weights[at] . values."""
     raise NotImplementedError("compiled only")
 
 
@@ -196,22 +196,16 @@ def fetch(cache, address, table, page_size, heads, head, first, count, size):
 
 
 @njit(fastmath=True, error_model="numpy")
-def soften(score, count, peak):
+def soften(score, at, count, peak):
     """Scores to weights relative to the running peak; returns (new peak, their sum)."""
     for j in range(count):
-        peak = max(peak, score[j])
+        peak = max(peak, score[at, j])
     total = F(0)
     for j in range(count):
-        e = exp(score[j] - peak)
-        score[j] = e
+        e = exp(score[at, j] - peak)
+        score[at, j] = e
         total += e
     return peak, total
-
-
-@njit(fastmath=True, error_model="numpy")
-def scale_row(x, y, factor):
-    for d in range(len(x)):
-        y[d] = x[d] * factor
 
 
 @overload(load, prefer_literal=True, jit_options=FAST)
@@ -230,34 +224,36 @@ def _load(cache, table, page_size, heads, head, first, count, into, size):
 
 
 @overload(scores, prefer_literal=True, jit_options=FAST)
-def _scores(q, keys, count, scale, out, size):
+def _scores(q, row, head, keys, count, scale, out, at, size):
     n = size.literal_value
 
-    def run(q, keys, count, scale, out, size):
+    def run(q, row, head, keys, count, scale, out, at, size):
         for j in range(0, count, 4):
             a0, a1, a2, a3 = F(0), F(0), F(0), F(0)
             for d in range(n):
-                x = q[d]
+                x = q[row, head, d]
                 a0 += x * keys[j, d]
                 a1 += x * keys[j + 1, d]
                 a2 += x * keys[j + 2, d]
                 a3 += x * keys[j + 3, d]
-            out[j], out[j + 1] = a0 * scale, a1 * scale
-            out[j + 2], out[j + 3] = a2 * scale, a3 * scale
+            out[at, j], out[at, j + 1] = a0 * scale, a1 * scale
+            out[at, j + 2], out[at, j + 3] = a2 * scale, a3 * scale
 
     return run
 
 
 @overload(mix, prefer_literal=True, jit_options=FAST)
-def _mix(weights, values, count, acc, size):
+def _mix(weights, values, count, acc, at, size):
     n = size.literal_value
 
-    def run(weights, values, count, acc, size):
+    def run(weights, values, count, acc, at, size):
         for j in range(0, count, 8):
-            w0, w1, w2, w3 = weights[j], weights[j + 1], weights[j + 2], weights[j + 3]
-            w4, w5, w6, w7 = weights[j + 4], weights[j + 5], weights[j + 6], weights[j + 7]
+            w0, w1 = weights[at, j], weights[at, j + 1]
+            w2, w3 = weights[at, j + 2], weights[at, j + 3]
+            w4, w5 = weights[at, j + 4], weights[at, j + 5]
+            w6, w7 = weights[at, j + 6], weights[at, j + 7]
             for d in range(n):
-                acc[d] += (
+                acc[at, d] += (
                     w0 * values[j, d]
                     + w1 * values[j + 1, d]
                     + w2 * values[j + 2, d]
@@ -292,23 +288,26 @@ def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
             fetch(cache, address, table, page_size, heads, value, first, count, n)
             for i in range(rows * group):
                 row = i // group
-                scores(q[row, kv * group + i % group], block, padded, scale, score[i], n)
+                scores(q, row, kv * group + i % group, block, padded, scale, score, i, n)
                 for j in range(count, padded):
                     score[i, j] = MINUS_INFINITY
                 for j in range(max(context - first, 0), count):
                     if (ancestors[row] >> np.int64(first + j - context)) & 1 == 0:
                         score[i, j] = MINUS_INFINITY
                 was = peak[i]
-                peak[i], added = soften(score[i], padded, was)
+                peak[i], added = soften(score, i, padded, was)
                 fade = exp(was - peak[i])
                 total[i] = total[i] * fade + added
-                scale_row(acc[i], acc[i], fade)
+                for d in range(n):
+                    acc[i, d] *= fade
             load(cache, table, page_size, heads, value, first, count, block, n)
             fetch(cache, address, table, page_size, heads, key, first + count, following, n)
             for i in range(rows * group):
-                mix(score[i], block, padded, acc[i], n)
+                mix(score, block, padded, acc, i, n)
         for i in range(rows * group):
-            scale_row(acc[i], out[i // group, kv * group + i % group], F(1) / total[i])
+            part = F(1) / total[i]
+            for d in range(n):
+                out[i // group, kv * group + i % group, d] = acc[i, d] * part
 
     return run
 
