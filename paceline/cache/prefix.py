@@ -1,10 +1,10 @@
 """Radix tree of prefixes whose K/V is in memory, one node a page. No tensors, no requests.
 
 The path from the root to a node spells a prefix in steps of one page of tokens; the node's page
-holds the K/V of its last step. A page belongs to the tree from `insert` until `evict`. Nodes in
-use are locked: locking a node locks its whole path, so unlocked nodes always form closed subtrees, every
-one of them can go, and `evictable` is exact. Eviction takes unlocked leaves, least recently used
-first.
+holds the K/V of its last step. A page belongs to the tree from `insert` until `evict`. Nodes in use
+are locked: locking a node locks its whole path, so unlocked nodes always form closed subtrees,
+every one of them can go, and `evictable` is exact. Eviction takes unlocked leaves, least recently
+used first.
 """
 
 from __future__ import annotations

@@ -242,7 +242,8 @@ def rotary_heads(file: GGUFFile, config: ModelConfig, *, name: str) -> int:
     """Heads whose rows the converter has interleaved in this tensor; 0 where it has not.
 
     llama.cpp rotates neighbouring elements (2i, 2i+1) in its "llama" architecture, Hugging Face
-    the halves (i, i + head_dim/2), so the converter reorders the rows of q and k in each head. name: GGUF's.
+    the halves (i, i + head_dim/2), so the converter reorders the rows of q and k in each head.
+    name: GGUF's.
     """
     if file.metadata.get("general.architecture") != "llama":
         return 0
@@ -262,6 +263,12 @@ class TensorData:
         """The raw blocks: (rows, bytes of one row); a vector is one row."""
         raw = self._bytes[tensor.offset : tensor.offset + tensor.size]
         return raw.reshape(math.prod(tensor.shape[:-1]), -1)
+
+    def quantised(self, tensor: GGUFTensor) -> bool:
+        """Whether `tensor` is stored in blocks of few bits, not as plain floats."""
+        from gguf.constants import GGMLQuantizationType as Kind
+
+        return Kind(tensor.kind) not in (Kind.F64, Kind.F32, Kind.F16, Kind.BF16)
 
     def floats(self, tensor: GGUFTensor, raw: npt.NDArray[np.uint8]) -> Floats:
         """De-quantise rows of `tensor`: (rows, bytes) -> (rows, columns) in float32."""

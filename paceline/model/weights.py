@@ -197,7 +197,9 @@ def _gguf_weights(
     return (
         (
             name,
-            _dequantised(data, tensor, heads=rotary_heads(file, config, name=tensor.name), dtype=dtype),
+            _dequantised(
+                data, tensor, heads=rotary_heads(file, config, name=tensor.name), dtype=dtype
+            ),
         )
         for name, tensor in named.items()
     )
@@ -214,6 +216,7 @@ def _dequantised(
     out = torch.empty(len(rows), columns, dtype=dtype)
     step = max(1, _CHUNK // columns)
     for start in range(0, len(rows), step):
-        floats = data.floats(tensor, rows[start : start + step])
-        out[start : start + step] = torch.from_numpy(floats)
+        floats = torch.from_numpy(data.floats(tensor, rows[start : start + step]))
+        # A quantised tensor stands for a bfloat16 one: float32 holds those same values.
+        out[start : start + step] = floats.bfloat16() if data.quantised(tensor) else floats
     return out.reshape(tensor.shape)

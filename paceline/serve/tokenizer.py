@@ -109,10 +109,6 @@ def _from_directory(directory: Path) -> Tokenizer:
     ]
     known = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
     inner.add_special_tokens([token for token in present if token.content not in known])
-    if "add_bos_token" in values or "add_eos_token" in values:
-        bos = named["bos_token"] if config.flag("add_bos_token", False) else None
-        eos = named["eos_token"] if config.flag("add_eos_token", False) else None
-        _add_at_ends(inner, bos=bos, eos=eos)
     return Tokenizer(
         inner,
         bos=named["bos_token"],
