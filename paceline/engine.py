@@ -78,14 +78,12 @@ class Engine:
     def ready(self) -> Ready:
         """What clients may ask for, and one line for people."""
         r = self.resolved
-        kv_tokens = r.pages * r.page_size
         dtype = str(r.dtype).removeprefix("torch.")
         return Ready(
             max_model_len=r.max_model_len,
-            kv_tokens=kv_tokens,
+            kv_tokens=r.pages * r.page_size,
             description=(
                 f"{dtype} on {r.device}, {self.executor.kernels.name} kernels, "
-                f"context {r.max_model_len:,}, K/V for {kv_tokens:,} tokens, "
                 f"up to {r.max_running} requests at a time"
             ),
         )

@@ -80,11 +80,14 @@ class _EngineCollector(Collector):
         yield _gauge("requests_running", "Choices being generated", stats.running)
         yield _gauge("requests_waiting", "Choices waiting for room", stats.waiting)
         pages = GaugeMetricFamily(
-            "paceline_kv_pages", "Pages of the K/V cache by state", labels=["state"]
+            "paceline_kv_pages",
+            "Pages of the K/V cache by state; their sum is the whole cache",
+            labels=["state"],
         )
-        pages.add_metric(["total"], stats.pages_total)
+        used = stats.pages_total - stats.pages_free - stats.pages_cached
         pages.add_metric(["free"], stats.pages_free)
         pages.add_metric(["cached"], stats.pages_cached)
+        pages.add_metric(["used"], used)
         yield pages
         yield _counter("steps", "Engine steps", stats.steps_total)
         yield _counter("step_seconds", "Time spent in engine steps", stats.step_seconds_total)

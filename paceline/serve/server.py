@@ -199,7 +199,7 @@ class _Server:
         host = f"[{host}]" if ":" in host else host
         print(
             f"Serving {model.name} on http://{host}:{port} ({ready.description}; context "
-            f"{ready.max_model_len} tokens, K/V cache {ready.kv_tokens} tokens)",
+            f"{ready.max_model_len:,} tokens, K/V cache {ready.kv_tokens:,} tokens)",
             flush=True,
         )
 

@@ -37,9 +37,7 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
-YARN = dict(
-    rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64
-)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -73,9 +71,7 @@ def their_model(kind: str, options: dict[str, Any]) -> Any:
 
 def our_model(path: Path) -> LlamaModel:
     checkpoint = open_checkpoint(str(path), "auto")
-    return build_model(
-        checkpoint.config, load_weights(checkpoint, dtype=torch.float32, device=CPU)
-    )
+    return build_model(checkpoint.config, load_weights(checkpoint, dtype=torch.float32, device=CPU))
 
 
 def all_kernels(model: LlamaModel) -> list[Kernels]:
