@@ -24,7 +24,7 @@ def test_engine_figures_are_read_when_asked() -> None:
     stats = EngineStats(
         running=1,
         waiting=2,
-        pages_total=3,
+        pages_total=30,
         pages_free=4,
         pages_cached=5,
         steps_total=6,
@@ -39,7 +39,7 @@ def test_engine_figures_are_read_when_asked() -> None:
     expected = {
         ("paceline_requests_running", ""): 1,
         ("paceline_requests_waiting", ""): 2,
-        ("paceline_kv_pages", "total"): 3,
+        ("paceline_kv_pages", "used"): 21,
         ("paceline_kv_pages", "free"): 4,
         ("paceline_kv_pages", "cached"): 5,
         ("paceline_steps_total", ""): 6,

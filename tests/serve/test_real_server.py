@@ -177,9 +177,9 @@ def test_a_bad_request_hurts_nobody(client: openai.OpenAI) -> None:
 
 def test_ctrl_c_ends_a_busy_server_cleanly() -> None:
     with running_server("--api-key", "secret") as (url, process):
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as stranger:
-            with pytest.raises(openai.AuthenticationError):
-                stranger.models.list()
+        stranger = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
+        with stranger, pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
         with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
             stream = client.completions.create(
                 model=MODEL,
