@@ -54,9 +54,10 @@ def make_engine(
     pages: int = 200,
     page_size: int = 4,
     reference: bool = False,
+    device: torch.device = CPU,
 ) -> Engine:
     resolved = Resolved(
-        device=CPU,
+        device=device,
         dtype=torch.float32,
         max_running=running,
         max_batched_tokens=batched,
@@ -65,7 +66,7 @@ def make_engine(
         pages=pages,
     )
     kernels = (
-        ReferenceKernels(CONFIG, resolved.max_model_len, CPU)
+        ReferenceKernels(CONFIG, resolved.max_model_len, device)
         if reference
         else make_kernels(model, resolved)
     )
@@ -75,8 +76,8 @@ def make_engine(
     executor = Executor(
         model=model,
         kernels=kernels,
-        caches=[layout.allocate(CPU).fill_(torch.nan) for _ in range(CONFIG.num_layers)],
-        slots=Slots.allocate(running, -(-resolved.max_model_len // page_size), CPU),
+        caches=[layout.allocate(device).fill_(torch.nan) for _ in range(CONFIG.num_layers)],
+        slots=Slots.allocate(running, -(-resolved.max_model_len // page_size), device),
     )
     limits = Limits(
         max_running=running,
