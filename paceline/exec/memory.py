@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -14,6 +15,14 @@ def available_host_bytes() -> int:
     bounds = [_meminfo_available(), _cgroup_left()]
     known = [bound for bound in bounds if bound is not None]
     return min(known, default=4 << 30)
+
+
+def return_freed_host_memory() -> None:
+    """Hand memory that the allocator keeps after loading back to the system (glibc only)."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):
+        return
 
 
 def _meminfo_available() -> int | None:

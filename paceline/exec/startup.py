@@ -19,7 +19,7 @@ from paceline.checkpoint import Checkpoint
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
 from paceline.exec.executor import Executor
-from paceline.exec.memory import CPU_SHARE, available_host_bytes
+from paceline.exec.memory import CPU_SHARE, available_host_bytes, return_freed_host_memory
 from paceline.exec.slots import Slots
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import load_weights
@@ -60,6 +60,7 @@ def start(
             Progress(stage="loading weights", done=done, total=total)
         ),
     )
+    return_freed_host_memory()
     resolved = _resolve(config, checkpoint, device=device, dtype=dtype)
     on_progress(Progress(stage="preparing kernels"))
     kernels = make_kernels(model, resolved)
