@@ -6,6 +6,8 @@ path is one `send` a chunk. Knows nothing of OpenAI's formats.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 
 from starlette.types import Message, Receive, Scope, Send
@@ -14,6 +16,8 @@ from paceline.errors import BodyTooLarge, RequestError
 from paceline.serve.responses import openai_error
 
 JSON = "application/json"
+# What is read and dropped of a body that is too large, before the connection is cut.
+DROP_BYTES, DROP_SECONDS = 256 * 2**20, 5
 
 
 class HungUp(Exception):
@@ -79,6 +83,25 @@ async def send_whole(
         )
     )
     await send({"type": "http.response.body", "body": body})
+
+
+async def refuse_body(receive: Receive, send: Send, error: BodyTooLarge) -> None:
+    """Answer, then read and drop what the client is still sending, within bounds.
+
+    A client that sends its whole body before it reads would otherwise see a reset connection
+    instead of the answer.
+    """
+    status, body, headers = openai_error(error)
+    length = {"content-type": JSON, "content-length": str(len(body)), "connection": "close"}
+    await send(response_start(status, {**length, **headers}))
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROP_SECONDS):
+            dropped, message = 0, await receive()
+            while message.get("more_body", False) and dropped < DROP_BYTES:
+                dropped += len(message["body"])
+                message = await receive()
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def send_error(send: Send, error: RequestError) -> None:

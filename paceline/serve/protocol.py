@@ -353,7 +353,8 @@ def _check_best_of(fields: _CompletionBody) -> None:
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:
     """One text, several texts, one list of ids or several: told apart by the first element."""
-    _require(len(prompt) > 0, "prompt", "not empty")
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty", param="prompt")
     if isinstance(prompt, str):
         return (prompt,)
     kind = type(prompt[0])

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import (
+    BodyTooLarge,
     EngineUnavailable,
     InvalidRequest,
     ModelNotFound,
@@ -28,6 +29,7 @@ from paceline.errors import (
 from paceline.serve.asgi import (
     HungUp,
     read_body,
+    refuse_body,
     response_start,
     send_error,
     send_whole,
@@ -121,6 +123,9 @@ class TextEndpoint:
         status = 500
         try:
             status = await self._respond(scope, receive, send)
+        except BodyTooLarge as error:
+            status = error.status
+            await refuse_body(receive, send, error)
         except RequestError as error:
             status = error.status
             await send_error(send, error)

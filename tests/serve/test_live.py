@@ -179,6 +179,14 @@ def test_a_huge_body_is_refused_without_an_announcement() -> None:
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_client_that_sends_all_of_a_huge_body_first_reads_the_answer() -> None:
+    with live() as server:
+        reply = httpx.post(
+            f"{server.url}/v1/completions", content=b" " * 3_000_000, timeout=30, trust_env=False
+        )
+    assert reply.status_code == 413 and reply.json()["error"]["message"]
+
+
 def test_a_connection_serves_on_after_an_error() -> None:
     with live() as server, httpx.Client(base_url=server.url) as http:
         for _ in range(3):
