@@ -116,9 +116,8 @@ def _resolve(
         raise ConfigError(
             f"--max-model-len {wanted} is more than the {limit} tokens this model was made for"
         )
-    batched = config.max_batched_tokens or (
-        CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
-    )
+    usual = CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
+    batched = config.max_batched_tokens or max(usual, config.max_running_requests)
     running = min(config.max_running_requests, batched)
     token_bytes = model.kv_width * dtype.itemsize * model.num_layers
     tokens = config.kv_tokens or _affordable_tokens(token_bytes, device, most=running * wanted)
