@@ -15,6 +15,9 @@ from paceline.errors import ConfigError
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+ALGORITHMS = ("NONE", "NGRAM")
+POLICIES = ("off", "static", "threshold", "schedule")
+MAX_DEPTH = 8
 
 
 def _flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
@@ -56,7 +59,29 @@ class EngineConfig:
     )
     seed: int = _flag(0, "seed of dummy weights and of requests that bring none")
 
+    speculative_algorithm: str = _flag(
+        "NONE",
+        "who drafts: NGRAM continues a text as it went on the last time it ended like this",
+        choices=ALGORITHMS,
+    )
+    speculative_policy: str = _flag(
+        "static",
+        "when to speculate: off, static (always), threshold (up to a number of requests), "
+        "schedule (a table)",
+        choices=POLICIES,
+    )
+    speculative_num_steps: int = _flag(3, "draft tokens of a request in one step (the depth)")
+    speculative_disable_batch_threshold: int | None = _flag(
+        None, "policy threshold: speculate up to this many decoding requests, decode plainly above"
+    )
+    speculative_schedule: str | None = _flag(
+        None,
+        "policy schedule: JSON rows of [first, last, draft tokens] by decoding requests, "
+        "as [[1,4,5],[5,16,3],[17,512,0]]",
+    )
+
     def __post_init__(self) -> None:
+        self._check_speculation()
         _require(self.device in DEVICES, "--device", f"one of {', '.join(DEVICES)}", self.device)
         _require(self.dtype in DTYPES, "--dtype", f"one of {', '.join(DTYPES)}", self.dtype)
         _require(
@@ -70,6 +95,48 @@ class EngineConfig:
         _positive("--max-batched-tokens", self.max_batched_tokens, none_ok=True)
         _positive("--page-size", self.page_size)
         _positive("--kv-tokens", self.kv_tokens, none_ok=True)
+
+    def _check_speculation(self) -> None:
+        algorithm, policy = self.speculative_algorithm, self.speculative_policy
+        _require(
+            algorithm in ALGORITHMS,
+            "--speculative-algorithm",
+            f"one of {', '.join(ALGORITHMS)}",
+            algorithm,
+        )
+        _require(
+            policy in POLICIES, "--speculative-policy", f"one of {', '.join(POLICIES)}", policy
+        )
+        _require(
+            1 <= self.speculative_num_steps <= MAX_DEPTH,
+            "--speculative-num-steps",
+            f"between 1 and {MAX_DEPTH}",
+            self.speculative_num_steps,
+        )
+        _positive(
+            "--speculative-disable-batch-threshold",
+            self.speculative_disable_batch_threshold,
+            none_ok=True,
+        )
+        for option, value, owner in (
+            (
+                "--speculative-disable-batch-threshold",
+                self.speculative_disable_batch_threshold,
+                "threshold",
+            ),
+            ("--speculative-schedule", self.speculative_schedule, "schedule"),
+        ):
+            if value is not None and (policy != owner or algorithm == "NONE"):
+                raise ConfigError(
+                    f"{option} is read by --speculative-policy {owner} with a "
+                    "--speculative-algorithm only: give both, or leave it out"
+                )
+            if value is None and policy == owner:
+                raise ConfigError(f"--speculative-policy {owner} needs {option}")
+        if algorithm == "NONE" and policy not in ("off", "static"):
+            raise ConfigError(
+                f"--speculative-policy {policy} needs a drafter: give --speculative-algorithm"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

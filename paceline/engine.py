@@ -9,13 +9,17 @@ One thread, no queues, no clock but the executor's. The server's engine process 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+import msgspec
 
 from paceline.cache.pool import PagePool
 from paceline.checkpoint import Checkpoint
 from paceline.config import EngineConfig
+from paceline.exec.drafter import Drafter, NgramDrafter, NoDrafter
 from paceline.exec.executor import Executor
 from paceline.exec.startup import OnProgress, Resolved, start
-from paceline.plan.policy import Off, SpeculationPolicy
+from paceline.plan.policy import SpeculationPolicy, policy_of
 from paceline.sched.scheduler import Limits, Scheduler
 from paceline.types import AddRequest, Delta, EngineStats, Ready
 
@@ -41,8 +45,10 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Engine:
         """Load everything. Raises ConfigError and CheckpointError."""
+        policy, drafter = policy_of(config), DRAFTERS[config.speculative_algorithm]()
         executor, resolved = start(config, checkpoint, on_progress)
-        return cls(executor, make_scheduler(checkpoint, resolved, Off()), resolved=resolved)
+        executor.drafter = drafter
+        return cls(executor, make_scheduler(checkpoint, resolved, policy), resolved=resolved)
 
     @property
     def idle(self) -> bool:
@@ -50,7 +56,9 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+        return msgspec.structs.replace(
+            self.scheduler.stats(), drafter_failures_total=self.executor.drafter_failures
+        )
 
     def add(self, message: AddRequest) -> Delta | None:
         """Queue a request; a delta comes back only if it is refused."""
@@ -87,6 +95,9 @@ class Engine:
                 f"up to {r.max_running} requests at a time"
             ),
         )
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {"NONE": NoDrafter, "NGRAM": NgramDrafter}
 
 
 def make_scheduler(

@@ -94,6 +94,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0
     cached_prompt_tokens_total: int = 0
     committed_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    drafter_failures_total: int = 0
     preemptions_total: int = 0
     finished_total: int = 0
 

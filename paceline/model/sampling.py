@@ -95,7 +95,8 @@ def _threshold(
     keep = within_k & (before < top_p[:, None]) & (p >= min_p[:, None] * p[:, :1])
     keep[:, 0] = True
     lowest = ranked.masked_fill(~keep, torch.inf).amin(1)
-    # Known for sure if the ranking goes on past the set, or past what top-k leaves.
-    exact = ~keep[:, -1] | covers_k
+    # Known for sure if what top-k leaves is ranked whole, or if there is no top-k (so that the
+    # whole vocabulary's sum is the right one) and the ranking goes on past the set.
+    exact = covers_k | (~keep[:, -1] & (keep_k >= logits.shape[1]))
     unfiltered = (keep_k >= logits.shape[1]) & (top_p >= 1) & (min_p <= 0)
     return torch.where(unfiltered, -torch.inf, lowest), exact | unfiltered

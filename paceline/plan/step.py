@@ -85,10 +85,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A slot got a new tenant: its sampling state, for the device tables."""
+    """A slot got a new tenant: its sampling state and the text it comes with (for drafters)."""
 
     slot: int
     params: SamplingParams
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class PageUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Rows with one given token come in no particular order with prompt chunks."""
+    """One step. Rows that decode and prompt chunks come in no particular order."""
 
     rows: tuple[Row, ...]
     choice: Choice

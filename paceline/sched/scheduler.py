@@ -12,6 +12,7 @@ Knows no tensors, no text, no drafter; speculation is a number of drafts on a ro
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from paceline.plan.policy import SpeculationPolicy
 from paceline.plan.step import Admission, Load, PageUpdate, Row, RowResult, StepPlan, StepResult
 from paceline.sched.request import Request, Status
 from paceline.types import AddRequest, Delta, EngineStats, FinishReason
+
+TREE_WIDTH = 64
+"""Tokens of one row with its drafts: one bit each in the attention's ancestor masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,8 @@ class _Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     committed: int = 0
+    drafted: int = 0
+    accepted: int = 0
     preemptions: int = 0
     finished: int = 0
 
@@ -114,7 +120,9 @@ class Scheduler:
             request = self.waiting[0]
             if not self._admit(request, sum(wanted.values())):
                 break
-            admissions.append(Admission(slot=request.slot, params=request.params))
+            admissions.append(
+                Admission(slot=request.slot, params=request.params, tokens=tuple(request.tokens))
+            )
             count = min(request.pending, prefill_budget)
             prefill_budget -= count
             wanted[request.slot] = self._lacking(request, count)
@@ -126,14 +134,16 @@ class Scheduler:
     def _plan(
         self, rows: list[Row], wanted: dict[int, int], admissions: list[Admission]
     ) -> StepPlan:
+        decodes = sum(row.given == 1 and row.samples for row in rows)
         choice = self.policy.choose(
             Load(
-                decodes=sum(row.given == 1 for row in rows),
-                prefill_tokens=sum(row.given for row in rows if row.given > 1),
+                decodes=decodes,
+                prefill_tokens=sum(row.given for row in rows) - decodes,
                 context_tokens=sum(row.start for row in rows),
                 waiting=len(self.waiting),
             )
         )
+        rows = self._widen(rows, wanted, choice.shape.budget // max(decodes, 1))
         short = sum(wanted.values()) - self.pool.free
         if short > 0:
             self.pool.give_back(self.prefix.evict(short))
@@ -154,6 +164,28 @@ class Scheduler:
             admissions=tuple(admissions),
             page_updates=tuple(updates),
         )
+
+    def _widen(self, rows: list[Row], wanted: dict[int, int], share: int) -> list[Row]:
+        """Let decoding rows carry up to `share` drafts, as far as tokens and pages are to spare.
+
+        Drafts never preempt: who runs and who waits is the same at every depth.
+        """
+        tokens = self.limits.max_batched_tokens - sum(row.given for row in rows)
+        pages = self.pool.free + self.prefix.evictable - sum(wanted.values())
+        widened = []
+        for row in rows:
+            request = self._planned[row.slot]
+            drafts = 0
+            if row.given == 1 and row.samples:
+                left = request.max_tokens - request.output_length - 1
+                drafts = max(min(share, left, tokens, TREE_WIDTH - 1), 0)
+            extra = self._lacking(request, row.given + drafts) - wanted[row.slot]
+            if extra > pages:
+                drafts, extra = 0, 0
+            wanted[row.slot] += extra
+            tokens, pages = tokens - drafts, pages - extra
+            widened.append(dataclasses.replace(row, drafts=drafts) if drafts else row)
+        return widened
 
     def _plan_row(self, request: Request, count: int) -> Row:
         self._planned[request.slot] = request
@@ -223,9 +255,11 @@ class Scheduler:
         plan = result.plan
         deltas = []
         kept = {}
-        for row in plan.rows:  # what the step wrote stays, as far as it was needed
-            fresh = len(plan.reservation.pages.get(row.slot, ()))
-            kept[row.slot] = fresh if self._tenant(row) is not None else 0
+        for row, done in zip(plan.rows, result.rows, strict=True):
+            request = self._tenant(row)
+            if request is not None:  # pages of drafts that were not accepted go back
+                end = row.start + row.given + done.accepted
+                kept[row.slot] = max(self.pool.pages_for(end) - len(request.pages), 0)
         pages = plan.reservation.commit(kept)
         self._counters.steps += 1
         self._counters.seconds += result.seconds
@@ -270,6 +304,8 @@ class Scheduler:
         request.tokens.extend(taken)
         request.on_device = True
         self._counters.committed += len(taken)
+        self._counters.drafted += done.drafted
+        self._counters.accepted += min(done.accepted, len(taken))
         if finish is not None:
             request.computed = min(request.computed, len(request.tokens) - 1)
             self._finish(request, finish)
@@ -334,6 +370,8 @@ class Scheduler:
             prompt_tokens_total=c.prompt_tokens,
             cached_prompt_tokens_total=c.cached_tokens,
             committed_tokens_total=c.committed,
+            drafted_tokens_total=c.drafted,
+            accepted_tokens_total=c.accepted,
             preemptions_total=c.preemptions,
             finished_total=c.finished,
         )

@@ -99,7 +99,7 @@ async def refuse_body(receive: Receive, send: Send, error: BodyTooLarge) -> None
         async with asyncio.timeout(DROP_SECONDS):
             dropped, message = 0, await receive()
             while message.get("more_body", False) and dropped < DROP_BYTES:
-                dropped += len(message["body"])
+                dropped += len(message.get("body", b""))
                 message = await receive()
     await send({"type": "http.response.body", "body": b""})
 

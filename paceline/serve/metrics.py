@@ -98,6 +98,13 @@ class _EngineCollector(Collector):
             stats.cached_prompt_tokens_total,
         )
         yield _counter("committed_tokens", "Generated tokens", stats.committed_tokens_total)
+        yield _counter("drafted_tokens", "Draft tokens verified", stats.drafted_tokens_total)
+        yield _counter("accepted_tokens", "Draft tokens accepted", stats.accepted_tokens_total)
+        yield _counter(
+            "drafter_failures",
+            "Steps that went without drafts because the drafter failed",
+            stats.drafter_failures_total,
+        )
         yield _counter(
             "preemptions", "Requests put back for lack of pages", stats.preemptions_total
         )

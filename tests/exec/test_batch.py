@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.cache.pool import PagePool
 from paceline.exec.batch import RaggedBatch
+from paceline.exec.drafter import Drafts
 from paceline.exec.slots import Slots
 from paceline.plan.step import PLAIN, Admission, Choice, PageUpdate, Row, StepPlan
 from paceline.types import SamplingParams
@@ -54,7 +55,7 @@ def test_tokens_positions_and_places(rows, rng) -> None:  # type: ignore[no-unty
         page_updates=tuple(updates),
     )
     slots.prepare(plan)
-    batch = RaggedBatch.build(plan, slots)
+    batch = RaggedBatch.build(plan, Drafts.none(plan), slots)
 
     at = 0
     for i, (row, update) in enumerate(zip(made, updates, strict=True)):

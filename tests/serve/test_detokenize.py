@@ -12,7 +12,7 @@ from paceline.serve import tokenizer as serve_tokenizer
 from paceline.serve.detokenize import IncrementalDetokenizer, StopStrings
 
 
-def byte_level() -> serve_tokenizer.Tokenizer:
+def byte_level(*added: str) -> serve_tokenizer.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("Ġ", "a"), ("Ã", "©"), ("ð", "Ł"), ("ðŁ", "ĺ"), ("Ģ", "b")]
     vocabulary = {token: n for n, token in enumerate(alphabet + [a + b for a, b in pairs])}
@@ -20,7 +20,7 @@ def byte_level() -> serve_tokenizer.Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken("<|end|>", special=True)])
-    inner.add_tokens(["日本", "é"])
+    inner.add_tokens(list(added))
     return serve_tokenizer.Tokenizer(inner)
 
 
@@ -50,7 +50,14 @@ def metaspace() -> serve_tokenizer.Tokenizer:
     return serve_tokenizer.Tokenizer(inner)
 
 
-TOKENIZERS = {make.__name__: make() for make in (byte_level, spelled, plain_words, metaspace)}
+TOKENIZERS = {
+    "byte_level": byte_level(),
+    # The spelling of the second is that of a lone byte, which `decode` takes it for.
+    "added_tokens": byte_level("日本", "é"),
+    "spelled": spelled(),
+    "plain_words": plain_words(),
+    "metaspace": metaspace(),
+}
 
 
 def chunks_of(data: st.DataObject, items: list[int]) -> list[list[int]]:

@@ -1,0 +1,95 @@
+"""Drafters: who proposes tokens for a step to verify. The executor owns one; nobody else knows it.
+
+A drafter hears of every slot's new tenant (`admit`) and of every step's outcome (`observe`), and
+proposes at most `Row.drafts` tokens for a row. What it proposes can only make a step slow, never
+wrong: a draft counts only where it equals what the target samples. So a drafter that fails is
+replaced by no drafts for that step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.exec.ngram import SuffixIndex
+from paceline.plan.step import Admission, Row, RowResult, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Drafts of a plan's rows, in order: tokens, and for each the node it follows (0: the root,
+    j: the j-th draft). Rows without drafts have empty tuples."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    parents: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def none(cls, plan: StepPlan) -> Drafts:
+        empty = ((),) * len(plan.rows)
+        return cls(empty, empty)
+
+    @classmethod
+    def chains(cls, tokens: list[tuple[int, ...]]) -> Drafts:
+        return cls(tuple(tokens), tuple(tuple(range(len(row))) for row in tokens))
+
+    def within(self, plan: StepPlan, vocab_size: int) -> Drafts:
+        """Itself, if it keeps to the plan and the vocabulary; ValueError says where it does not."""
+        for row, tokens, parents in zip(plan.rows, self.tokens, self.parents, strict=True):
+            if len(tokens) > row.drafts or len(tokens) != len(parents):
+                raise ValueError(f"{len(tokens)} drafts for a row that may carry {row.drafts}")
+            if not all(0 <= token < vocab_size for token in tokens):
+                raise ValueError("a draft token outside the vocabulary")
+            if not all(0 <= parent <= j for j, parent in enumerate(parents)):
+                raise ValueError("a draft that follows a later one")
+        return self
+
+
+class Drafter(Protocol):
+    """What the executor asks of a drafter."""
+
+    @property
+    def name(self) -> str: ...
+
+    def admit(self, admission: Admission) -> None: ...
+
+    def propose(self, plan: StepPlan) -> Drafts: ...
+
+    def observe(self, row: Row, result: RowResult) -> None: ...
+
+
+class NoDrafter:
+    """Proposes nothing and remembers nothing."""
+
+    name = "none"
+
+    def admit(self, admission: Admission) -> None:
+        pass
+
+    def propose(self, plan: StepPlan) -> Drafts:
+        return Drafts.none(plan)
+
+    def observe(self, row: Row, result: RowResult) -> None:
+        pass
+
+
+class NgramDrafter:
+    """Continues a request's text as it went on the last time its ending occurred."""
+
+    name = "ngram"
+
+    def __init__(self) -> None:
+        self._index: dict[int, SuffixIndex] = {}
+
+    def admit(self, admission: Admission) -> None:
+        self._index[admission.slot] = SuffixIndex(admission.tokens)
+
+    def propose(self, plan: StepPlan) -> Drafts:
+        return Drafts.chains(
+            [
+                self._index[row.slot].continuation(row.drafts) if row.drafts else ()
+                for row in plan.rows
+            ]
+        )
+
+    def observe(self, row: Row, result: RowResult) -> None:
+        self._index[row.slot].extend(result.tokens)
