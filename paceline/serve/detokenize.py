@@ -105,7 +105,7 @@ class _SpelledText:
 
     A run of byte tokens is held until it ends: if it is not UTF-8 as a whole, each of its bytes
     becomes U+FFFD. Other tokens depend only on whether any token came before (a leading space is
-    dropped), so `_anchor`, the last of them, stands for all before.
+    dropped), so `_anchor`, the last of them, stands for all that came before.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -121,8 +121,12 @@ class _SpelledText:
         self._held.append(number)
         if _BYTE_TOKEN.fullmatch(token):
             return ""
+        run = self._held
         text = self.flush()
-        self._anchor = [number] if token else self._anchor
+        if token:
+            self._anchor = [number]
+        elif len(run) > 1:  # an empty token ends a run of bytes, which then is the last text
+            self._anchor = run
         return text
 
     def flush(self) -> str:

@@ -102,13 +102,14 @@ def _from_directory(directory: Path) -> Tokenizer:
     config = Fields(values, str(config_path))
     _add_declared_tokens(inner, config)
     named = {key: _token_text(values.get(key)) for key in _NAMED}
-    present = [
-        AddedToken(text, special=True, normalized=False)
-        for text in named.values()
-        if text is not None and inner.token_to_id(text) is not None
-    ]
-    known = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
-    inner.add_special_tokens([token for token in present if token.content not in known])
+    added = {token.content for token in inner.get_added_tokens_decoder().values()}
+    inner.add_special_tokens(
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text in named.values()
+            if text is not None and text not in added and inner.token_to_id(text) is not None
+        ]
+    )
     return Tokenizer(
         inner,
         bos=named["bos_token"],
@@ -239,7 +240,8 @@ def _bpe(file: GGUFFile, tokens: list[str], *, ignore_merges: bool) -> models.BP
         pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
         return models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=ignore_merges)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{file.path}: bad vocabulary or merges ({error})") from None
+        reason = str(error).replace("\n", "\\n")
+        raise CheckpointError(f"{file.path}: bad vocabulary or merges ({reason})") from None
 
 
 def _token(keys: Fields, key: str, *, tokens: list[str]) -> str | None:

@@ -116,6 +116,14 @@ def test_an_incomplete_character_waits_and_is_replaced_at_the_end() -> None:
     assert detokenizer.flush() == "\ufffd"
 
 
+def test_a_run_of_bytes_that_an_empty_token_ends_counts_as_text() -> None:
+    tokenizer = TOKENIZERS["spelled"]
+    ids = [8 + 0x41, 7, 1]  # <0x41>, the empty token, "▁": its space is not the first
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    assert [detokenizer.feed((number,)) for number in ids] == ["", "A", " "]
+    assert tokenizer.decode(ids) == "A "
+
+
 def test_unsupported_decoders_are_refused() -> None:
     for decoder in (
         decoders.WordPiece(),
