@@ -49,7 +49,7 @@ def _has_onednn() -> bool:
 
 
 def _fits_float16(weight: torch.Tensor) -> bool:
-    return bool(weight.abs().amax() <= FLOAT16_MAX)
+    return float(weight.abs().amax()) <= FLOAT16_MAX  # as bfloat16 the bound would round up
 
 
 class _Plain:

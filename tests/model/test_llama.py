@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ LLAMA3 = dict(
 )
 YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
+PAGE = 16
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama, tied, biases": (
@@ -49,10 +51,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, llama3 rope": ("Llama", dict(rope_parameters=LLAMA3)),
     "llama, yarn": ("Llama", dict(rope_parameters=YARN)),
     "llama, linear": ("Llama", dict(rope_parameters=LINEAR)),
+    "llama, yarn in full": (
+        "Llama",
+        dict(
+            rope_parameters=YARN
+            | dict(beta_fast=8.0, beta_slow=0.5, mscale=1.0, mscale_all_dim=0.5, truncate=False)
+        ),
+    ),
     "mistral": ("Mistral", dict(head_dim=32, sliding_window=None)),
+    "mistral, in its window": ("Mistral", dict(sliding_window=160, num_key_value_heads=4)),
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(head_dim=32)),
     "qwen3, biases": ("Qwen3", dict(head_dim=64, attention_bias=True, tie_word_embeddings=True)),
+    "qwen3, one head, large epsilon": (
+        "Qwen3",
+        dict(num_attention_heads=1, num_key_value_heads=1, head_dim=32, rms_norm_eps=0.5),
+    ),
 }
 
 
@@ -74,44 +88,70 @@ def our_model(path: Path) -> LlamaModel:
     return build_model(checkpoint.config, load_weights(checkpoint, dtype=torch.float32, device=CPU))
 
 
-def all_kernels(model: LlamaModel) -> list[Kernels]:
-    return [
-        ReferenceKernels(model.config, LENGTH, CPU),
-        compiled_kernels(model.config, torch.float32),
-    ]
+def kernels_of(kind: str, model: LlamaModel) -> Kernels:
+    if kind == "compiled":
+        return compiled_kernels(model.config, torch.float32)
+    return ReferenceKernels(model.config, LENGTH, CPU)
 
 
 def layout_of(model: LlamaModel) -> KVLayout:
     c = model.config
     return KVLayout(
-        pages=LENGTH, page_size=1, kv_heads=c.num_kv_heads, head_dim=c.head_dim, dtype=torch.float32
+        pages=LENGTH // PAGE,
+        page_size=PAGE,
+        kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        dtype=torch.float32,
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+def random_ids(count: int) -> list[int]:
+    return torch.randint(0, 200, (count,), generator=torch.Generator().manual_seed(count)).tolist()
+
+
+@functools.cache
+def saved(name: str, directory: Path) -> tuple[LlamaModel, dict[int, torch.Tensor]]:
+    """Our model of the saved one, and its logits by the number of tokens.
+
+    Within and past the scaled ropes' original length; compiled loops and a chunk.
+    """
     kind, options = MODELS[name]
     theirs = their_model(kind, options)
-    shard = "40KB" if name == "llama" else "5GB"
-    theirs.save_pretrained(tmp_path, max_shard_size=shard)
-    assert (tmp_path / "model.safetensors.index.json").exists() == (name == "llama")
-    ours = our_model(tmp_path)
-    for length in (20, 150):  # within and past the scaled ropes' original length; loops and chunk
-        ids = torch.randint(0, 200, (length,)).tolist()
-        with torch.inference_mode():
-            wanted = theirs(torch.tensor([ids])).logits[0]
-        for kernels in all_kernels(ours):
-            (got,) = run_alone(ours, kernels, [ids], layout_of(ours))
-            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    path = directory / name.replace(" ", "_")
+    theirs.save_pretrained(path, max_shard_size="40KB" if name == "llama" else "5GB")
+    assert (path / "model.safetensors.index.json").exists() == (name == "llama")
+    with torch.inference_mode():
+        wanted = {n: theirs(torch.tensor([random_ids(n)])).logits[0] for n in (20, 150)}
+    return our_model(path), wanted
 
 
-@pytest.mark.parametrize("cuts", [(70, 71), (1, 2, 3, 4, 90, 91), (64, 128, 149)])
-def test_chunks_and_single_tokens_equal_one_pass(cuts: tuple[int, ...], tmp_path: Path) -> None:
-    their_model("Qwen3", {"head_dim": 32}).save_pretrained(tmp_path)
-    model = our_model(tmp_path)
-    ids = torch.randint(0, 200, (150,)).tolist()
-    for kernels in all_kernels(model):
-        (whole,) = run_alone(model, kernels, [ids], layout_of(model))
-        chunks = [ids[a:b] for a, b in itertools.pairwise((0, *cuts, 150)) if a < b]
-        parts = torch.cat(run_alone(model, kernels, chunks, layout_of(model)))
-        torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("kind", ["reference", "compiled"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_transformers(name: str, kind: str, directory: Path) -> None:
+    ours, theirs = saved(name, directory)
+    for length, wanted in theirs.items():
+        assert wanted.std() > 0.3  # logits that say something
+        layout = layout_of(ours)
+        (got,) = run_alone(ours, kernels_of(kind, ours), [random_ids(length)], layout)
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["reference", "compiled"])
+@pytest.mark.parametrize(
+    "cuts",
+    [(70, 71), (1, 2, 3, 4, 90, 91), (64, 128, 149), (65, 130, *range(131, 150))],
+    ids=["a token between", "tokens before", "at the tree's width", "two chunks, then decode"],
+)
+@pytest.mark.parametrize("name", ["qwen3", "llama, yarn"])
+def test_chunks_and_single_tokens_equal_one_pass(
+    name: str, cuts: tuple[int, ...], kind: str, directory: Path
+) -> None:
+    model, theirs = saved(name, directory)
+    chunks = [random_ids(150)[a:b] for a, b in itertools.pairwise((0, *cuts, 150))]
+    parts = run_alone(model, kernels_of(kind, model), chunks, layout_of(model))
+    torch.testing.assert_close(torch.cat(parts), theirs[150], atol=1e-4, rtol=1e-4)
