@@ -57,7 +57,6 @@ class AttentionView:
     contexts: (R,) int32, committed positions before each tile.
     pages: (R, max_pages) int32, page table of each tile's request.
     bounds: the same tile starts as plain ints; lengths of tiles never depend on the device.
-    max_context: an upper bound of contexts, known on the host.
     """
 
     positions: torch.Tensor

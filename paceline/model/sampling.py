@@ -58,7 +58,8 @@ def filter_rows(logits: torch.Tensor, view: SamplingView) -> None:
     """Set what top-k, top-p and min-p exclude to -inf, in place, in the rows that ask for it.
 
     Sorts the HEAD most likely tokens first; a row whose nucleus may reach beyond them is sorted
-    whole. Equal logits at the edge of the set are kept or dropped together.
+    whole. What equals the smallest kept logit is
+    kept as well. `view.filtered` must not be empty.
     """
     rows = torch.tensor(view.filtered, device=logits.device)
     part = logits[rows]
