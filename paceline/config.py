@@ -20,7 +20,8 @@ POLICIES = ("off", "static", "threshold", "schedule")
 MAX_DEPTH = 8
 
 
-def _flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+def flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+    """A configuration field that the command line turns into a flag with this help line."""
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
@@ -35,46 +36,46 @@ class EngineConfig:
             "help": "a Hugging Face directory or a .gguf file; the demo model when left out",
         },
     )
-    device: str = _flag("auto", "where the model runs", choices=DEVICES)
-    dtype: str = _flag("auto", "number format of weights and K/V (auto: bfloat16)", choices=DTYPES)
-    load_format: str = _flag(
+    device: str = flag("auto", "where the model runs", choices=DEVICES)
+    dtype: str = flag("auto", "number format of weights and K/V (auto: bfloat16)", choices=DTYPES)
+    load_format: str = flag(
         "auto",
         "how weights are stored; dummy: random weights from the config alone",
         choices=LOAD_FORMATS,
     )
-    max_model_len: int | None = _flag(
+    max_model_len: int | None = flag(
         None,
         "longest prompt + output in tokens "
         "(default: the model's own limit, as far as memory allows)",
     )
-    max_running_requests: int = _flag(64, "requests decoded at the same time")
-    max_batched_tokens: int | None = _flag(
+    max_running_requests: int = flag(64, "requests decoded at the same time")
+    max_batched_tokens: int | None = flag(
         None,
         "tokens of one step at most; longer prompts are "
         "prefilled in chunks (default: 128 on a CPU, else 2048)",
     )
-    page_size: int = _flag(16, "tokens of one K/V page")
-    kv_tokens: int | None = _flag(
+    page_size: int = flag(16, "tokens of one K/V page")
+    kv_tokens: int | None = flag(
         None, "tokens the K/V cache holds over all requests (default: from free memory)"
     )
-    seed: int = _flag(0, "seed of dummy weights and of requests that bring none")
+    seed: int = flag(0, "seed of dummy weights and of requests that bring none")
 
-    speculative_algorithm: str = _flag(
+    speculative_algorithm: str = flag(
         "NONE",
         "who drafts: NGRAM continues a text as it went on the last time it ended like this",
         choices=ALGORITHMS,
     )
-    speculative_policy: str = _flag(
+    speculative_policy: str = flag(
         "static",
         "when to speculate: off, static (always), threshold (up to a number of requests), "
         "schedule (a table)",
         choices=POLICIES,
     )
-    speculative_num_steps: int = _flag(3, "draft tokens of a request in one step (the depth)")
-    speculative_disable_batch_threshold: int | None = _flag(
+    speculative_num_steps: int = flag(3, "draft tokens of a request in one step (the depth)")
+    speculative_disable_batch_threshold: int | None = flag(
         None, "policy threshold: speculate up to this many decoding requests, decode plainly above"
     )
-    speculative_schedule: str | None = _flag(
+    speculative_schedule: str | None = flag(
         None,
         "policy schedule: JSON rows of [first, last, draft tokens] by decoding requests, "
         "as [[1,4,5],[5,16,3],[17,512,0]]",
@@ -143,16 +144,16 @@ class EngineConfig:
 class ServerConfig:
     """What the user asked of the HTTP side."""
 
-    host: str = _flag("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
-    port: int = _flag(30000, "port to listen on; 0 picks a free one")
-    served_model_name: str | None = _flag(
+    host: str = flag("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
+    port: int = flag(30000, "port to listen on; 0 picks a free one")
+    served_model_name: str | None = flag(
         None, "model name that clients send (default: the file's or directory's own)"
     )
-    api_key: str | None = _flag(
+    api_key: str | None = flag(
         None, "clients must send it as a bearer token (also read from PACELINE_API_KEY)"
     )
-    max_queued_requests: int = _flag(1024, "requests in the server at most; one more gets a 429")
-    max_body_mb: int = _flag(16, "largest request body in MiB; a larger one gets a 413")
+    max_queued_requests: int = flag(1024, "requests in the server at most; one more gets a 429")
+    max_body_mb: int = flag(16, "largest request body in MiB; a larger one gets a 413")
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "--port", "between 0 and 65535", self.port)

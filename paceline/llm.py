@@ -8,7 +8,7 @@ for completion in llm.generate(["Once upon a time"], SamplingParams(max_tokens=6
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +60,7 @@ class LLM:
         self.engine = Engine.start(config, checkpoint, _ignore)
         self._checkpoint = checkpoint
         self._requests = 0
+        self._seeds = random.Random(config.seed)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
@@ -104,7 +105,7 @@ class LLM:
             n=1,
             request_id=f"local-{self._requests}",
             max_model_len=self.engine.resolved.max_model_len,
-            draw_seed=lambda: secrets.randbits(62),
+            draw_seed=lambda: self._seeds.getrandbits(63),
         )[0]
 
     def _run(

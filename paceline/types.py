@@ -12,6 +12,9 @@ from typing import TypeAlias
 
 import msgspec
 
+TREE_WIDTH = 64
+"""Tokens of one row with its drafts: one bit each in the attention's ancestor masks."""
+
 
 class FinishReason(enum.StrEnum):
     """Why a request ended. `STOP` and `LENGTH` are OpenAI's own."""

@@ -65,3 +65,11 @@ def test_bad_prompts_are_errors() -> None:
     for prompt in ("", [5] * 5000):
         with pytest.raises(PacelineError):
             llm().generate(prompt)
+
+
+def test_requests_without_a_seed_differ_and_repeat_in_a_new_engine() -> None:
+    one, other = (LLM(dtype="float32", kv_tokens=1024, seed=4) for _ in range(2))
+    params = SamplingParams(max_tokens=8, temperature=1.5)
+    first = [one.generate("A word:", params)[0].text for _ in range(2)]
+    assert first[0] != first[1]
+    assert first == [other.generate("A word:", params)[0].text for _ in range(2)]

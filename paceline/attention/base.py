@@ -21,9 +21,6 @@ import torch
 
 from paceline.model.config import ModelConfig
 
-TREE_WIDTH = 64
-"""Tokens of a tile whose ancestor masks can tell them apart."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.attention.base import TREE_WIDTH, AttentionView, attention_scale
+from paceline.attention.base import AttentionView, attention_scale
 from paceline.attention.compiled import Kernel, float_bits
 from paceline.model import noise
 from paceline.model.config import ModelConfig
 from paceline.model.rope import rope_table
+from paceline.types import TREE_WIDTH
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 

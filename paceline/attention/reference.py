@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from paceline.attention.base import TREE_WIDTH, AttentionView
+from paceline.attention.base import AttentionView
 from paceline.model import noise
 from paceline.model.config import ModelConfig
 from paceline.model.rope import rope_table
+from paceline.types import TREE_WIDTH
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

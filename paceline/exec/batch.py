@@ -18,12 +18,13 @@ from itertools import accumulate
 
 import torch
 
-from paceline.attention.base import TREE_WIDTH, AttentionView
+from paceline.attention.base import AttentionView
 from paceline.exec.drafter import Drafts
 from paceline.exec.slots import Slots
 from paceline.model.accept import DraftTable
 from paceline.model.sampling import SamplingView
 from paceline.plan.step import Row, StepPlan
+from paceline.types import TREE_WIDTH
 
 # Ancestor masks of a chain: token i sees itself and what came before, bits 0 .. i.
 _CHAIN = [(2 << i) - 1 if i < 63 else -1 for i in range(TREE_WIDTH)]

@@ -80,10 +80,14 @@ class Executor:
                 self.drafter.admit(admission)
             return self.drafter.propose(plan).within(plan, self.model.config.vocab_size)
         except Exception:
-            self.drafter_failures += 1
-            if self.drafter_failures == 1:
-                logger.exception("the %s drafter failed; going on without", self.drafter.name)
+            self._drafter_failed()
             return Drafts.none(plan)
+
+    def _drafter_failed(self) -> None:
+        """Count it; the log hears of the first."""
+        self.drafter_failures += 1
+        if self.drafter_failures == 1:
+            logger.exception("the %s drafter failed; going on without", self.drafter.name)
 
     def _results(
         self, plan: StepPlan, drafts: Drafts, outcome: list[tuple[int, ...]]
@@ -97,7 +101,7 @@ class Executor:
             for row, result in zip(plan.rows, results, strict=True):
                 self.drafter.observe(row, result)
         except Exception:
-            self.drafter_failures += 1
+            self._drafter_failed()
         return tuple(results)
 
     def _move_accepted(self, batch: RaggedBatch, verdict: Verdict) -> None:

@@ -6,6 +6,7 @@ machine and the model; after this nothing is edited. Reports its stages through 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from paceline.exec.slots import Slots
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import load_weights
 from paceline.types import Progress
+
+logger = logging.getLogger("paceline")
 
 OnProgress = Callable[[Progress], None]
 
@@ -83,8 +86,8 @@ def make_kernels(model: LlamaModel, resolved: Resolved) -> Kernels:
             from paceline.attention.cpu import CpuKernels
 
             return CpuKernels(model.config, resolved.max_model_len, resolved.dtype)
-        except (Unavailable, ImportError):
-            pass
+        except (Unavailable, ImportError) as reason:
+            logger.warning("the torch kernels serve, several times slower: %s", reason)
     return ReferenceKernels(model.config, resolved.max_model_len, resolved.device)
 
 

@@ -53,14 +53,19 @@ def _shift_right(x: torch.Tensor, by: int, bits: int) -> torch.Tensor:
 
 
 def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One 64-bit key per row. seeds, positions: (S,) int64. Returns (S,) int64."""
-    x = seeds
-    for word in (positions, torch.zeros_like(positions)):
-        x = x + word * _signed(SPLIT_GAMMA, 64) + _signed(SPLIT_GAMMA, 64)
-        x = (x ^ _shift_right(x, 30, 64)) * _signed(SPLIT_A, 64)
-        x = (x ^ _shift_right(x, 27, 64)) * _signed(SPLIT_B, 64)
-        x = x ^ _shift_right(x, 31, 64)
-    return x
+    """One 64-bit key per row. seeds, positions: (S,) int64. Returns (S,) int64.
+
+    The seed is mixed before the position is added, so that no seed's noise is another's shifted.
+    """
+    return _split_mix(_split_mix(seeds) + positions * _signed(SPLIT_GAMMA, 64))
+
+
+def _split_mix(x: torch.Tensor) -> torch.Tensor:
+    """The next number of SplitMix64 from state `x`: a permutation of 64 bits."""
+    x = x + _signed(SPLIT_GAMMA, 64)
+    x = (x ^ _shift_right(x, 30, 64)) * _signed(SPLIT_A, 64)
+    x = (x ^ _shift_right(x, 27, 64)) * _signed(SPLIT_B, 64)
+    return x ^ _shift_right(x, 31, 64)
 
 
 def uniform(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -23,10 +23,7 @@ from paceline.cache.slots import SlotNumbers
 from paceline.plan.policy import SpeculationPolicy
 from paceline.plan.step import Admission, Load, PageUpdate, Row, RowResult, StepPlan, StepResult
 from paceline.sched.request import Request, Status
-from paceline.types import AddRequest, Delta, EngineStats, FinishReason
-
-TREE_WIDTH = 64
-"""Tokens of one row with its drafts: one bit each in the attention's ancestor masks."""
+from paceline.types import TREE_WIDTH, AddRequest, Delta, EngineStats, FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.attention.base import TREE_WIDTH, AttentionView, Kernels, KVLayout
+from paceline.attention.base import AttentionView, Kernels, KVLayout
 from paceline.attention.compiled import Unavailable
 from paceline.attention.reference import ReferenceKernels
 from paceline.model.config import ModelConfig
+from paceline.types import TREE_WIDTH
 
 MAX_LENGTH = 600
 CPU = torch.device("cpu")

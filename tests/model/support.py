@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from paceline.attention.base import TREE_WIDTH, AttentionView, Kernels, KVLayout
+from paceline.attention.base import AttentionView, Kernels, KVLayout
 from paceline.attention.compiled import Unavailable
 from paceline.model.config import ModelConfig
 from paceline.model.llama import LlamaModel
+from paceline.types import TREE_WIDTH
 
 LENGTH = 512
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.attention.base import TREE_WIDTH, AttentionView, Kernels, KVLayout
+from paceline.attention.base import AttentionView, Kernels, KVLayout
 from paceline.attention.reference import ReferenceKernels
 from paceline.checkpoint import open_checkpoint
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import load_weights
 from paceline.serve.tokenizer import Tokenizer, load_tokenizer
+from paceline.types import TREE_WIDTH
 from tests.model.support import LENGTH, compiled_kernels
 
 CASES: list[dict[str, Any]] = json.loads(
