@@ -61,7 +61,8 @@ class _Plain:
 
 
 class _OneDnn:
-    """oneDNN with the weight in its own blocked layout; the sum leaves as float32."""
+    """oneDNN with the weight in its own blocked layout. Inputs and results are rounded to the
+    weight's format; what is returned is float32 all the same."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.dtype = weight.dtype

@@ -22,12 +22,17 @@ def exact(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> t
 def check(
     weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, *, rounds: float = 0.0
 ) -> None:
-    """Pack and compare. rounds: relative error of an activation, where products round them."""
+    """Pack and compare.
+
+    rounds: relative error where the products are bfloat16: half for activations, half for results,
+    which hold the bias as well.
+    """
     wanted, before = exact(weight, bias, x), x.clone()
     y = pack_linear(weight.clone(), None if bias is None else bias.clone())(x)
     assert y.dtype == torch.float32 and y.shape == wanted.shape
     assert torch.equal(x, before)
-    terms = x.double().abs() @ weight.double().abs().T + 1  # what rounding is relative to
+    sizes = None if bias is None else bias.abs()
+    terms = exact(weight.abs(), sizes, x.abs()) + 1  # what rounding is relative to
     assert ((y - wanted).abs() <= (2e-6 + rounds) * terms).all()
 
 
