@@ -128,7 +128,7 @@ def _open_directory(path: Path, load_format: str) -> Checkpoint:
         format="dummy" if dummy else "safetensors",
         config=config,
         name=path.resolve().name,
-        tensors={} if dummy else _stored_tensors(path),
+        tensors={} if dummy else stored_tensors(path),
     )
 
 
@@ -172,7 +172,7 @@ def _weight_files(directory: Path) -> bool:
     return any((directory / name).is_file() for name in (_SINGLE, _INDEX))
 
 
-def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of the directory's safetensors files, headers checked against file sizes."""
     if (directory / _SINGLE).is_file():
         return _safetensors_header(directory / _SINGLE)
@@ -289,7 +289,7 @@ def hf_config(values: Mapping[str, Any], *, where: str = "config.json") -> Model
         else []
     )
     kv_heads = heads if values.get("num_key_value_heads", 0) is None else family.kv_heads or heads
-    rope, reach = _hf_rope(fields, fields.integer("max_position_embeddings", family.max_position))
+    rope, reach = hf_rope(fields, fields.integer("max_position_embeddings", family.max_position))
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size", minimum=1),
@@ -343,7 +343,7 @@ def _sliding_window(fields: Fields, architecture: str) -> int | None:
 _SCALED = ("linear", "llama3", "yarn")
 
 
-def _hf_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
+def hf_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
     """(rotary embedding, longest context in tokens).
 
     Reads `rope_scaling` (transformers 4) and `rope_parameters` (5), the former first, as
