@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | generate | bench`.
+"""The command line: `paceline serve | generate | bench | check-drafter`.
 
 Flags are made from the fields of frozen configuration values, so a field and its flag cannot drift
 apart. Errors that the user can mend are one line on stderr and exit code 2, never a traceback.
@@ -32,12 +32,12 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
     hints = typing.get_type_hints(config)
     for each in dataclasses.fields(config):
         meta = dict(each.metadata)
-        options: dict[str, Any] = {"help": _help(meta["help"], each.default)}
         if meta.get("positional"):
-            parser.add_argument(
-                each.name, nargs="?", default=each.default, metavar="MODEL", help=meta["help"]
-            )
+            required = each.default is dataclasses.MISSING
+            more: dict[str, Any] = {} if required else {"nargs": "?", "default": each.default}
+            parser.add_argument(each.name, metavar=each.name.upper(), help=meta["help"], **more)
             continue
+        options: dict[str, Any] = {"help": _help(meta["help"], each.default)}
         options |= {"default": each.default, "dest": each.name}
         options |= _kind(hints[each.name])
         if meta.get("choices"):
@@ -90,9 +90,16 @@ def _bench(arguments: argparse.Namespace) -> int:
     return run_bench(make(BenchConfig, arguments))
 
 
+def _check_drafter(arguments: argparse.Namespace) -> int:
+    from paceline.check_drafter import CheckConfig, check_drafter
+
+    return check_drafter(make(CheckConfig, arguments))
+
+
 def _parser() -> argparse.ArgumentParser:
     from paceline import __version__
     from paceline.bench.config import BenchConfig
+    from paceline.check_drafter import CheckConfig
     from paceline.config import EngineConfig, ServerConfig
     from paceline.generate import GenerateConfig
 
@@ -106,6 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         ("serve", "serve a model over the OpenAI API", _serve, [EngineConfig, ServerConfig]),
         ("generate", "generate text without a server", _generate, [EngineConfig, GenerateConfig]),
         ("bench", "measure any OpenAI server under load", _bench, [BenchConfig]),
+        (
+            "check-drafter",
+            "measure whether an EAGLE-3 drafter fits a model, and how its file is to be read",
+            _check_drafter,
+            [CheckConfig],
+        ),
     ]
     for name, text, run, configs in table:
         command = commands.add_parser(

@@ -7,22 +7,45 @@ flag's help line (`paceline.cli` makes the flags from these fields). No torch, n
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.types import TREE_WIDTH
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-ALGORITHMS = ("NONE", "NGRAM")
+ALGORITHMS = ("NONE", "NGRAM", "EAGLE3")
 POLICIES = ("off", "static", "threshold", "schedule")
+LAYER_IDS = ("auto", "boundary", "output")
+NORM_OUTPUT = ("auto", "head", "feedback")
 MAX_DEPTH = 8
+MAX_BRANCHING = 8
+MAX_DRAFTS = TREE_WIDTH - 1
+DEFAULT_DEPTH = 3
 
 
-def flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    """A configuration field that the command line turns into a flag with this help line."""
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+def flag(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    read_with: Mapping[str, tuple[str, ...]] | None = None,
+    required: bool = False,
+) -> Any:
+    """A configuration field that the command line turns into a flag with this help line.
+
+    choices: the values it may have. read_with: other fields and the values with which this one is
+    read at all; given without them it is an error, and `required`, with them it must be given.
+    """
+    meta = {"help": help, "choices": choices, "read_with": read_with or {}, "required": required}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+_EAGLE = {"speculative_algorithm": ("EAGLE3",)}
+_DRAFTS = {"speculative_algorithm": ("NGRAM", "EAGLE3")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +85,12 @@ class EngineConfig:
 
     speculative_algorithm: str = flag(
         "NONE",
-        "who drafts: NGRAM continues a text as it went on the last time it ended like this",
+        "who drafts: EAGLE3 a small network of its own; NGRAM continues a text as it went on the "
+        "last time it ended like this",
         choices=ALGORITHMS,
+    )
+    speculative_draft_model_path: str | None = flag(
+        None, "directory of the drafter's checkpoint", read_with=_EAGLE, required=True
     )
     speculative_policy: str = flag(
         "static",
@@ -71,72 +98,114 @@ class EngineConfig:
         "schedule (a table)",
         choices=POLICIES,
     )
-    speculative_num_steps: int = flag(3, "draft tokens of a request in one step (the depth)")
+    speculative_num_steps: int | None = flag(
+        None,
+        f"draft levels (the depth), 1 to {MAX_DEPTH} (default: {DEFAULT_DEPTH})",
+        read_with=_DRAFTS,
+    )
+    speculative_eagle_topk: int | None = flag(
+        None,
+        f"children of a draft token, 1 (a chain) to {MAX_BRANCHING} (a tree) (default: 1)",
+        read_with=_EAGLE,
+    )
+    speculative_num_draft_tokens: int | None = flag(
+        None,
+        f"draft tokens of a request in one step, up to {MAX_DRAFTS}: the best of the tree "
+        "(default: steps x topk)",
+        read_with={**_DRAFTS, "speculative_policy": ("off", "static", "threshold")},
+    )
     speculative_disable_batch_threshold: int | None = flag(
-        None, "policy threshold: speculate up to this many decoding requests, decode plainly above"
+        None,
+        "policy threshold: speculate up to this many decoding requests, decode plainly above",
+        read_with={"speculative_policy": ("threshold",)},
+        required=True,
     )
     speculative_schedule: str | None = flag(
         None,
         "policy schedule: JSON rows of [first, last, draft tokens] by decoding requests, "
         "as [[1,4,5],[5,16,3],[17,512,0]]",
+        read_with={"speculative_policy": ("schedule",)},
+        required=True,
+    )
+    speculative_draft_layer_ids: str = flag(
+        "auto",
+        "which layers the checkpoint's layer ids mean: id (boundary) or id + 1 (output); "
+        "`paceline check-drafter` tells",
+        choices=LAYER_IDS,
+        read_with=_EAGLE,
+    )
+    speculative_draft_norm_output: str = flag(
+        "auto",
+        "what the checkpoint's norm_output speaks of: the norm before the head, or of what "
+        "is fed back; `paceline check-drafter` tells",
+        choices=NORM_OUTPUT,
+        read_with=_EAGLE,
     )
 
     def __post_init__(self) -> None:
+        check_choices(self)
+        _check_readers(self)
         self._check_speculation()
-        _require(self.device in DEVICES, "--device", f"one of {', '.join(DEVICES)}", self.device)
-        _require(self.dtype in DTYPES, "--dtype", f"one of {', '.join(DTYPES)}", self.dtype)
-        _require(
-            self.load_format in LOAD_FORMATS,
-            "--load-format",
-            f"one of {', '.join(LOAD_FORMATS)}",
-            self.load_format,
-        )
         _positive("--max-model-len", self.max_model_len, none_ok=True)
         _positive("--max-running-requests", self.max_running_requests)
         _positive("--max-batched-tokens", self.max_batched_tokens, none_ok=True)
         _positive("--page-size", self.page_size)
         _positive("--kv-tokens", self.kv_tokens, none_ok=True)
 
+    @property
+    def draft_depth(self) -> int:
+        return self.speculative_num_steps or DEFAULT_DEPTH
+
+    @property
+    def draft_branching(self) -> int:
+        return self.speculative_eagle_topk or 1
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens of a request in one step."""
+        most = self.draft_depth * self.draft_branching
+        return self.speculative_num_draft_tokens or min(most, MAX_DRAFTS)
+
     def _check_speculation(self) -> None:
-        algorithm, policy = self.speculative_algorithm, self.speculative_policy
-        _require(
-            algorithm in ALGORITHMS,
-            "--speculative-algorithm",
-            f"one of {', '.join(ALGORITHMS)}",
-            algorithm,
-        )
-        _require(
-            policy in POLICIES, "--speculative-policy", f"one of {', '.join(POLICIES)}", policy
-        )
-        _require(
-            1 <= self.speculative_num_steps <= MAX_DEPTH,
-            "--speculative-num-steps",
-            f"between 1 and {MAX_DEPTH}",
-            self.speculative_num_steps,
-        )
+        for option, number, most in (
+            ("--speculative-num-steps", self.speculative_num_steps, MAX_DEPTH),
+            ("--speculative-eagle-topk", self.speculative_eagle_topk, MAX_BRANCHING),
+            ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens, MAX_DRAFTS),
+        ):
+            _require(number is None or 1 <= number <= most, option, f"1 to {most}", number)
         _positive(
             "--speculative-disable-batch-threshold",
             self.speculative_disable_batch_threshold,
             none_ok=True,
         )
-        for option, value, owner in (
-            (
-                "--speculative-disable-batch-threshold",
-                self.speculative_disable_batch_threshold,
-                "threshold",
-            ),
-            ("--speculative-schedule", self.speculative_schedule, "schedule"),
-        ):
-            if value is not None and (policy != owner or algorithm == "NONE"):
-                raise ConfigError(
-                    f"{option} is read by --speculative-policy {owner} with a "
-                    "--speculative-algorithm only: give both, or leave it out"
-                )
-            if value is None and policy == owner:
-                raise ConfigError(f"--speculative-policy {owner} needs {option}")
-        if algorithm == "NONE" and policy not in ("off", "static"):
+        policy = self.speculative_policy
+        if self.speculative_algorithm == "NONE" and policy in ("threshold", "schedule"):
             raise ConfigError(
                 f"--speculative-policy {policy} needs a drafter: give --speculative-algorithm"
+            )
+        if policy == "schedule" and self.draft_branching == 1 and self.speculative_num_steps:
+            raise ConfigError(
+                "--speculative-num-steps is not read with a schedule of chains, each row of which "
+                "says how long they are: leave it out, or raise --speculative-eagle-topk"
+            )
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        depth, branching = self.draft_depth, self.draft_branching
+        tokens = self.speculative_num_draft_tokens
+        if tokens is None:
+            return
+        most = branching + (depth - 1) * branching**2
+        if tokens < depth:
+            raise ConfigError(
+                f"--speculative-num-draft-tokens {tokens} cannot fill "
+                f"--speculative-num-steps {depth} levels: lower the steps or raise the tokens"
+            )
+        if tokens > most:
+            raise ConfigError(
+                f"--speculative-num-draft-tokens {tokens} is more than the {most} candidates of "
+                f"{depth} steps with topk {branching}: raise --speculative-num-steps"
+                + (" or --speculative-eagle-topk" if self.speculative_algorithm == "EAGLE3" else "")
             )
 
 
@@ -170,3 +239,33 @@ def _positive(flag: str, value: int | None, *, none_ok: bool = False) -> None:
     if value is None and none_ok:
         return
     _require(isinstance(value, int) and value >= 1, flag, "at least 1", value)
+
+
+def check_choices(config: Any) -> None:
+    """Hold every field of a frozen configuration to its `choices`. Raises ConfigError."""
+    for field in dataclasses.fields(config):
+        choices, value = field.metadata.get("choices"), getattr(config, field.name)
+        if choices:
+            _require(value in choices, _option(field.name), f"one of {', '.join(choices)}", value)
+
+
+def _check_readers(config: Any) -> None:
+    """Refuse values that nothing would read, and ask for those that something would miss."""
+    for field in dataclasses.fields(config):
+        given = getattr(config, field.name) != field.default
+        readers = field.metadata.get("read_with") or {}
+        for owner, values in readers.items():
+            reader = f"{_option(owner)} {' or '.join(values)}"
+            if given and getattr(config, owner) not in values:
+                raise ConfigError(
+                    f"{_option(field.name)} is read with {reader} only: give both, or leave it out"
+                )
+        if field.metadata.get("required") and not given:
+            for owner, values in readers.items():
+                if getattr(config, owner) in values:
+                    reader = f"{_option(owner)} {getattr(config, owner)}"
+                    raise ConfigError(f"{reader} needs {_option(field.name)}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -9,16 +9,15 @@ One thread, no queues, no clock but the executor's. The server's engine process 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 
 from paceline.cache.pool import PagePool
 from paceline.checkpoint import Checkpoint
 from paceline.config import EngineConfig
-from paceline.exec.drafter import Drafter, NgramDrafter, NoDrafter
+from paceline.exec.drafters import Resolved
 from paceline.exec.executor import Executor
-from paceline.exec.startup import OnProgress, Resolved, start
+from paceline.exec.startup import OnProgress, start
 from paceline.plan.policy import SpeculationPolicy, policy_of
 from paceline.sched.scheduler import Limits, Scheduler
 from paceline.types import AddRequest, Delta, EngineStats, Ready
@@ -41,13 +40,13 @@ class Engine:
         self.scheduler = scheduler
         self.resolved = resolved
         self.checked = checked
+        self._warned = False
 
     @classmethod
     def start(cls, config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Engine:
         """Load everything. Raises ConfigError and CheckpointError."""
-        policy, drafter = policy_of(config), DRAFTERS[config.speculative_algorithm]()
+        policy = policy_of(config)
         executor, resolved = start(config, checkpoint, on_progress)
-        executor.drafter = drafter
         return cls(executor, make_scheduler(checkpoint, resolved, policy), resolved=resolved)
 
     @property
@@ -81,6 +80,13 @@ class Engine:
             deltas = self.scheduler.commit(result)
         if self.checked:
             self.scheduler.check()
+        if self.scheduler.counters.suspect and not self._warned:
+            self._warned = True
+            logger.warning(
+                "hardly a draft of the %s drafter is accepted: it slows the server down; "
+                "`paceline check-drafter` tells whether it fits the model",
+                self.executor.drafter.name,
+            )
         return deltas
 
     def ready(self) -> Ready:
@@ -92,12 +98,10 @@ class Engine:
             kv_tokens=r.pages * r.page_size,
             description=(
                 f"{dtype} on {r.device}, {self.executor.kernels.name} kernels, "
-                f"up to {r.max_running} requests at a time"
+                f"up to {r.max_running} requests at a time, "
+                f"{self.executor.drafter.name} drafter"
             ),
         )
-
-
-DRAFTERS: dict[str, Callable[[], Drafter]] = {"NONE": NoDrafter, "NGRAM": NgramDrafter}
 
 
 def make_scheduler(

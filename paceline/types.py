@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: None draws one at arrival; the same seed gives the same text whatever the load.
     stop: strings that end the text (not part of it). stop_token_ids: ids that end it.
     ignore_eos: go on past the model's end-of-sequence tokens.
+    max_draft_tokens: draft tokens of one step at most; 0 decodes plainly. The text is the same.
     """
 
     max_tokens: int | None = None
@@ -45,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    max_draft_tokens: int = TREE_WIDTH - 1
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
@@ -75,6 +77,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         token that ended the request is included; the front does not show it as text.
     finish: set in the request's last delta, None before. error: a reason, with FinishReason.ERROR.
     cached_tokens: prompt tokens that came from the prefix cache (known from the first delta on).
+    drafted, accepted: draft tokens verified in this step, and those of them that are in `tokens`;
+        drafts past the request's end count as neither.
     """
 
     id: str
@@ -82,6 +86,43 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     finish: FinishReason | None = None
     error: str | None = None
     cached_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class ShapeStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps whose policy chose one shape for one reason, and what came of them.
+
+    committed: tokens generated in those steps; drafted, accepted: draft tokens.
+    """
+
+    depth: int
+    branching: int
+    reason: str
+    steps: int
+    committed: int
+    drafted: int
+    accepted: int
+
+
+class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How speculation goes.
+
+    depth, branching, budget, reason: the policy's latest choice. attempts, accepted: by draft
+    position from the first on: rows that carried a draft there, and rows whose draft there was
+    accepted. recent: accepted by attempts, over about the last thousand rows. shapes: in order of
+    first use. suspect: many drafts, none accepted: drafter and target hardly belong together.
+    """
+
+    depth: int = 0
+    branching: int = 1
+    budget: int = 0
+    reason: str = ""
+    attempts: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    recent: tuple[float, ...] = ()
+    shapes: tuple[ShapeStats, ...] = ()
+    suspect: bool = False
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +143,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     drafter_failures_total: int = 0
     preemptions_total: int = 0
     finished_total: int = 0
+    speculation: SpeculationStats = SpeculationStats()
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):

@@ -14,9 +14,10 @@ from paceline.attention.reference import ReferenceKernels
 from paceline.cache.pool import PagePool
 from paceline.engine import Engine
 from paceline.exec.drafter import Drafter, NoDrafter
+from paceline.exec.drafters import Resolved
 from paceline.exec.executor import Executor
 from paceline.exec.slots import Slots
-from paceline.exec.startup import KVLayout, Resolved, make_kernels
+from paceline.exec.startup import KVLayout, make_kernels
 from paceline.model.config import ModelConfig
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import dummy_weights
@@ -71,7 +72,7 @@ def make_engine(
     kernels = (
         ReferenceKernels(CONFIG, resolved.max_model_len, device)
         if reference
-        else make_kernels(model, resolved)
+        else make_kernels(model.config, resolved)
     )
     layout = KVLayout(
         pages=pages, page_size=page_size, kv_heads=2, head_dim=32, dtype=torch.float32

@@ -10,10 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.exec.drafter import Drafter, Drafts, NgramDrafter
+from paceline.exec.drafter import Drafter, Drafts, NgramDrafter, NoDrafter
+from paceline.exec.slots import Slots
 from paceline.model.llama import LlamaModel
 from paceline.plan.policy import Schedule, Static, Threshold
-from paceline.plan.step import PLAIN, Admission, Choice, DraftShape, Load, Row, RowResult, StepPlan
+from paceline.plan.step import (
+    PLAIN,
+    Admission,
+    Choice,
+    DraftShape,
+    Load,
+    RequestShape,
+    Row,
+    RowResult,
+    StepPlan,
+)  # fmt: skip
 from tests.test_engine import alone, make_engine, model, requests, run
 
 __all__ = ["alone", "model"]  # fixtures
@@ -22,7 +33,7 @@ Texts = dict[str, tuple[list[int], str]]
 
 
 @dataclass
-class TextDrafter:
+class TextDrafter(NoDrafter):
     """Remembers each slot's text, and drafts with `guess(text, count, rng)` -> tokens, parents."""
 
     guess: Callable[..., tuple[tuple[int, ...], tuple[int, ...]]]
@@ -33,7 +44,7 @@ class TextDrafter:
     def admit(self, admission: Admission) -> None:
         self.text[admission.slot] = list(admission.tokens)
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, slots: Slots) -> Drafts:
         guesses = [
             self.guess(self.text[row.slot], row.drafts, self.rng) if row.drafts else ((), ())
             for row in plan.rows
@@ -188,14 +199,17 @@ def broken(engine_kind: str) -> Drafter:
 def test_a_drafter_that_fails_harms_no_request(
     model: LlamaModel, alone: Texts, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = make_engine(model, drafter=broken(kind), policy=Static(3))
+    engine = make_engine(model, drafter=broken(kind), policy=Static(RequestShape.chain(3)))
     assert run(engine, requests(16)) == alone
     assert engine.stats.drafter_failures_total > 10
     assert engine.stats.drafted_tokens_total == 0
     assert sum("drafter failed" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("policy", [Threshold(3, 2), Schedule(((1, 2, 4), (3, 3, 1), (4, 9, 0)))])
+@pytest.mark.parametrize(
+    "policy",
+    [Threshold(RequestShape.chain(3), 2), Schedule.parse([[1, 2, 4], [3, 3, 1], [4, 9, 0]])],
+)
 def test_switching_by_load_is_free(
     model: LlamaModel, alone: Texts, policy: Threshold | Schedule
 ) -> None:

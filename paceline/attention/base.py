@@ -5,11 +5,13 @@ that the model calls layer by layer. Implementations: `reference` (plain torch, 
 oracle), `cpu` (compiled for the CPU at hand); a GPU one goes beside them. They know tensors and
 page tables, nothing of requests, drafters or policies.
 
-Rows and tiles. The T tokens of a step are cut into tiles: consecutive tokens of one request. Token
-i of a tile writes its K/V at cache position `context + i` and sees every position below `context`
-plus those trailing positions whose bit is set in its 64-bit ancestor mask (bit j: position
-`context + j`; a token is its own ancestor). A chain, a tree and a prompt's chunk differ in the
-masks only. A tile longer than 64 tokens must be causal: its masks are not read.
+Rows and tiles. The T tokens of a step are cut into tiles: consecutive tokens of one request. A
+token of a tile sees every position below the tile's `context` plus those trailing positions whose
+bit is set in its 64-bit ancestor mask (bit j: position `context + j`; a token is its own ancestor).
+A chain, a tree and a prompt's chunk differ in the masks only. A tile longer than 64 tokens must be
+causal: its masks are not read. Mostly the tile is the whole tail, token i at position
+`context + i`; a drafter that grows a tree level by level has earlier levels in the tail that are
+not in the tile.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.model.config import ModelConfig
+from paceline.model.config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class AttentionView:
     contexts: (R,) int32, committed positions before each tile.
     pages: (R, max_pages) int32, page table of each tile's request.
     bounds: the same tile starts as plain ints; lengths of tiles never depend on the device.
+    tails: (R,) int32, positions from `contexts` on that the tile's masks speak of.
+    hidden: leading positions of every request that nobody sees.
     """
 
     positions: torch.Tensor
@@ -63,6 +67,25 @@ class AttentionView:
     contexts: torch.Tensor
     pages: torch.Tensor
     bounds: tuple[int, ...]
+    tails: torch.Tensor
+    hidden: int = 0
+
+
+class Geometry(Protocol):
+    """What the kernels need to know of a model: a `ModelConfig`, or a drafter's."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def rope(self) -> RopeConfig: ...
 
 
 class Step(Protocol):
@@ -84,6 +107,10 @@ class Step(Protocol):
 
         qkv: (T, (heads + 2 kv_heads) * head_dim). Returns (T, heads * head_dim).
         """
+        ...
+
+    def store(self, kv: torch.Tensor, cache: torch.Tensor, norm: torch.Tensor | None) -> None:
+        """As `rotate_and_store` without q: kv is (T, 2 kv_heads * head_dim)."""
         ...
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
@@ -115,6 +142,15 @@ class Kernels(Protocol):
         """
         ...
 
+    def add_noise(
+        self, logits: torch.Tensor, ids: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """Add the noise of the token ids that the columns stand for, in place.
 
-def attention_scale(config: ModelConfig) -> float:
+        logits: (S, n) float32; ids: (n,) int32; seeds, positions: (S,) int64, as above.
+        """
+        ...
+
+
+def attention_scale(config: Geometry) -> float:
     return float(config.head_dim**-0.5)

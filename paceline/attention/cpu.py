@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.attention.base import AttentionView, attention_scale
+from paceline.attention.base import AttentionView, Geometry, attention_scale
 from paceline.attention.compiled import Kernel, float_bits
 from paceline.model import noise
-from paceline.model.config import ModelConfig
 from paceline.model.rope import rope_table
 from paceline.types import TREE_WIDTH
 
@@ -27,7 +26,7 @@ class CpuKernels:
 
     name = "compiled CPU"
 
-    def __init__(self, config: ModelConfig, max_length: int, cache_dtype: torch.dtype) -> None:
+    def __init__(self, config: Geometry, max_length: int, cache_dtype: torch.dtype) -> None:
         # Importing compiles, or loads machine code from disk.
         from paceline.attention import cpu_code as code
         from paceline.attention import cpu_intrinsics, cpu_sampling
@@ -38,6 +37,7 @@ class CpuKernels:
         self.rotate_store = Kernel(code.rotate_store_kernel(stored))
         self.attend = Kernel(code.attend_kernel(config.head_dim, stored))
         self.argmax = Kernel(cpu_sampling.argmax)
+        self.noise = Kernel(cpu_sampling.noise_of)
         self.cos, self.sin = rope_table(config.rope, config.head_dim, max_length)
         self.eps = float_bits(config.rms_norm_eps)
         self.scale = attention_scale(config)
@@ -67,6 +67,22 @@ class CpuKernels:
             threads=min(self.threads, rows),
         )
         return out
+
+    def add_noise(
+        self, logits: torch.Tensor, ids: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        rows, width = logits.shape
+        noisy = (positions >= 0).long()
+        keys = noise.row_keys(seeds, positions)
+        self.noise(
+            logits.data_ptr(),
+            ids.data_ptr(),
+            keys.data_ptr(),
+            noisy.data_ptr(),
+            rows,
+            width,
+            threads=min(self.threads, rows),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +115,22 @@ class CpuStep:
         cache: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
+        out = torch.empty(len(qkv), self.kernels.config.num_heads * self.kernels.config.head_dim)
+        self._store(qkv, out, cache, norms)
+        return out
+
+    def store(self, kv: torch.Tensor, cache: torch.Tensor, norm: torch.Tensor | None) -> None:
+        self._store(kv, kv.new_empty(0), cache, None if norm is None else (norm, norm))
+
+    def _store(
+        self,
+        qkv: torch.Tensor,
+        out: torch.Tensor,
+        cache: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """The heads of q are as many as `out` has room for."""
         c, k = self.kernels.config, self.kernels
-        out = torch.empty(len(qkv), c.num_heads * c.head_dim)
         k.rotate_store(
             qkv.data_ptr(),
             out.data_ptr(),
@@ -112,7 +142,7 @@ class CpuStep:
             0 if norms is None else norms[0].data_ptr(),
             0 if norms is None else norms[1].data_ptr(),
             len(qkv),
-            c.num_heads,
+            out.numel() // (len(qkv) * c.head_dim),
             c.num_kv_heads,
             cache.shape[3],
             len(k.cos),
@@ -121,7 +151,6 @@ class CpuStep:
             c.head_dim,
             threads=self.threads,
         )
-        return out
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         c, k, view = self.kernels.config, self.kernels, self.view
@@ -144,6 +173,8 @@ class CpuStep:
                 cache.numel(),
                 float_bits(k.scale),
                 self.longest,
+                view.tails.data_ptr(),
+                view.hidden,
                 threads=k.threads,
             )
         for tile in range(len(view.bounds) - 1):

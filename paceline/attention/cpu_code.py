@@ -164,7 +164,7 @@ def mix(weights, values, count, acc, at, size):
     raise NotImplementedError("compiled only")
 
 
-def tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
+def tile(q, out, cache, table, span, ancestors, kv, shape, scratch, size):
     """All query heads of one K/V head over one tile: K and V are read once."""
     raise NotImplementedError("compiled only")
 
@@ -268,14 +268,14 @@ def _mix(weights, values, count, acc, at, size):
 
 
 @overload(tile, prefer_literal=True, jit_options=EXACT)
-def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
+def _tile(q, out, cache, table, span, ancestors, kv, shape, scratch, size):
     n = size.literal_value
 
-    def run(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
+    def run(q, out, cache, table, span, ancestors, kv, shape, scratch, size):
         group, nk, page_size, scale, address = shape
         block, score, acc, peak, total = scratch
         rows = len(ancestors)
-        end = context + rows
+        hidden, context, end = span
         heads, key, value = U(2 * nk), U(kv), U(nk + kv)
         for i in range(rows * group):
             acc[i, :] = F(0)
@@ -290,6 +290,8 @@ def _tile(q, out, cache, table, context, ancestors, kv, shape, scratch, size):
                 row = i // group
                 scores(q, row, kv * group + i % group, block, padded, scale, score, i, n)
                 for j in range(count, padded):
+                    score[i, j] = MINUS_INFINITY
+                for j in range(hidden - first):
                     score[i, j] = MINUS_INFINITY
                 for j in range(max(context - first, 0), count):
                     if (ancestors[row] >> np.int64(first + j - context)) & 1 == 0:
@@ -325,6 +327,7 @@ def _attend_tiles(a, cache, size):
         contexts = carray(pointer(a[4], types.int32), tiles)
         pages = carray(pointer(a[5], types.int32), (tiles, a[12]))
         ancestors = carray(pointer(a[6], types.int64), tokens)
+        tails = carray(pointer(a[16], types.int32), tiles)
         shape = (group, nk, U(a[11]), F(word_as_double(a[14])), a[2])
         scratch = (
             np.empty((BLOCK, n), np.float32),
@@ -337,8 +340,9 @@ def _attend_tiles(a, cache, size):
             r, kv = work // nk, work % nk
             lo, hi = starts[r], starts[r + 1]
             if hi - lo <= BLOCK:
+                span = (a[17], np.int64(contexts[r]), np.int64(contexts[r] + tails[r]))
                 tile(
-                    q[lo:hi], out[lo:hi], cache, pages[r], contexts[r], ancestors[lo:hi], kv,
+                    q[lo:hi], out[lo:hi], cache, pages[r], span, ancestors[lo:hi], kv,
                     shape, scratch, n,
                 )  # fmt: skip
 
@@ -349,13 +353,14 @@ def attend_kernel(size: int, stored: Any) -> Any:
     """Attention for one head size and K/V format (a numba type).
 
     q (T, nq D), out, cache, tile_starts (R + 1) int32, contexts (R) int32, pages (R, P) int32,
-    ancestors (T) int64, R, T, nq, nk, page size, P, cache size, scale, longest tile.
+    ancestors (T) int64, R, T, nq, nk, page size, P, cache size, scale, longest tile,
+    tails (R) int32, hidden positions (at most 64).
     Tiles of more than 64 tokens are left to the caller.
     """
 
     @cfunc(ARGUMENTS, cache=True)
     def attend(words):
-        a = carray(words, 16)
+        a = carray(words, 18)
         attend_tiles(a, carray(pointer(a[2], stored), a[13]), size)
 
     return attend

@@ -58,16 +58,27 @@ def log(x):
     return y + e * ln2_high
 
 
+@njit(error_model="numpy", inline="always")
+def gumbel(token, low, high):
+    x = (token * golden) ^ low
+    x = (x ^ right(x, 16, 0xFFFF)) * mul_a
+    x = ((x ^ right(x, 15, 0x1FFFF)) + high) * mul_b
+    x = (x ^ right(x, 16, 0xFFFF)) * mul_a
+    bits = right(x ^ right(x, 15, 0x1FFFF), 9, 0x7FFFFF)
+    u = (F(bits) + F(0.5)) * F(2.0**-23)
+    return -log(-log(u))
+
+
 @njit(error_model="numpy")
 def add_noise(logits, first, count, low, high, out):
     for j in range(count):
-        x = (I32(first + j) * golden) ^ low
-        x = (x ^ right(x, 16, 0xFFFF)) * mul_a
-        x = ((x ^ right(x, 15, 0x1FFFF)) + high) * mul_b
-        x = (x ^ right(x, 16, 0xFFFF)) * mul_a
-        bits = right(x ^ right(x, 15, 0x1FFFF), 9, 0x7FFFFF)
-        u = (F(bits) + F(0.5)) * F(2.0**-23)
-        out[j] = logits[U(first + j)] + -log(-log(u))
+        out[j] = logits[U(first + j)] + gumbel(I32(first + j), low, high)
+
+
+@njit(error_model="numpy")
+def add_noise_of(ids, low, high, logits):
+    for j in range(len(ids)):
+        logits[U(j)] += gumbel(ids[U(j)], low, high)
 
 
 @njit(fastmath={"nsz", "contract"}, error_model="numpy")
@@ -109,3 +120,17 @@ def argmax(words):
             if top > best:
                 best, where = top, first + find(values, count, top)
         out[row] = where
+
+
+# logits (S, n), ids (n) int32, keys (S) int64, noisy (S) int64 (0: left as it is), S, n
+@cfunc(ARGUMENTS, cache=True)
+def noise_of(words):
+    a = carray(words, 6)
+    rows, width = a[4], a[5]
+    logits = carray(pointer(a[0], types.float32), (rows, width))
+    ids = carray(pointer(a[1], types.int32), width)
+    keys = carray(pointer(a[2], types.int64), rows)
+    noisy = carray(pointer(a[3], types.int64), rows)
+    for row in range(thread_index(), rows, thread_count()):
+        if noisy[row] != 0:
+            add_noise_of(ids, I32(keys[row] & 0xFFFFFFFF), I32(keys[row] >> 32), logits[row])

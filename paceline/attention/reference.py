@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from paceline.attention.base import AttentionView
+from paceline.attention.base import AttentionView, Geometry
 from paceline.model import noise
-from paceline.model.config import ModelConfig
 from paceline.model.rope import rope_table
 from paceline.types import TREE_WIDTH
 
@@ -28,7 +27,7 @@ class ReferenceKernels:
 
     name = "torch"
 
-    def __init__(self, config: ModelConfig, max_length: int, device: torch.device) -> None:
+    def __init__(self, config: Geometry, max_length: int, device: torch.device) -> None:
         self.config = config
         cos, sin = rope_table(config.rope, config.head_dim, max_length)
         self.cos, self.sin = cos.to(device), sin.to(device)
@@ -40,9 +39,15 @@ class ReferenceKernels:
     def noisy_argmax(
         self, logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
+        logits = logits.clone()
+        self.add_noise(logits, self.ids[: logits.shape[1]], seeds, positions)
+        return logits.argmax(-1)
+
+    def add_noise(
+        self, logits: torch.Tensor, ids: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+    ) -> None:
         keys = noise.row_keys(seeds, positions.clamp(min=0))
-        gumbel = noise.gumbel(keys, self.ids[: logits.shape[1]])
-        return (logits + gumbel.mul_((positions >= 0)[:, None])).argmax(-1)
+        logits += noise.gumbel(keys, ids).mul_((positions >= 0)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +71,23 @@ class ReferenceStep:
         norms: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         c = self.kernels.config
-        heads = qkv.view(len(qkv), c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        q, kv = torch.split(qkv, [c.num_heads * c.head_dim, 2 * c.num_kv_heads * c.head_dim], dim=1)
+        self.store(kv, cache, None if norms is None else norms[1])
+        heads = q.reshape(len(q), c.num_heads, c.head_dim)
         if norms is not None:
-            q = rms_norm(q, norms[0], c.rms_norm_eps)
-            k = rms_norm(k, norms[1], c.rms_norm_eps)
+            heads = rms_norm(heads, norms[0], c.rms_norm_eps)
+        return self._rotate(heads).flatten(1)
+
+    def store(self, kv: torch.Tensor, cache: torch.Tensor, norm: torch.Tensor | None) -> None:
+        c = self.kernels.config
+        k, v = kv.reshape(len(kv), 2, c.num_kv_heads, c.head_dim).unbind(1)
+        if norm is not None:
+            k = rms_norm(k, norm, c.rms_norm_eps)
         page_size = cache.shape[3]
         page = self.view.cache_index // page_size
         offset = self.view.cache_index % page_size
         cache[page, 0, :, offset] = self._rotate(k).to(cache.dtype)
         cache[page, 1, :, offset] = v.to(cache.dtype)
-        return self._rotate(q).flatten(1)
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:  # (T, heads, head_dim)
         cos = self.kernels.cos[self.view.positions][:, None]  # (T, 1, head_dim / 2)
@@ -106,7 +117,7 @@ class ReferenceStep:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """K and V of one tile's request, (kv_heads, length, head_dim), and who sees what."""
         context = int(self.view.contexts[tile])
-        length = context + rows
+        length = context + int(self.view.tails[tile])
         index = torch.arange(length, device=cache.device)
         page = self.view.pages[tile].long()[index // cache.shape[3]]
         keys, values = cache[page, :, :, index % cache.shape[3]].float().permute(1, 2, 0, 3)
@@ -116,7 +127,8 @@ class ReferenceStep:
         if rows > TREE_WIDTH:
             return keys, values, trailing <= row
         bits = self.view.ancestors[lo : lo + rows, None] >> trailing.clamp(min=0)
-        return keys, values, (trailing < 0) | ((bits & 1) == 1)
+        seen = (trailing < 0) | ((bits & 1) == 1)
+        return keys, values, seen & (index >= self.view.hidden)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

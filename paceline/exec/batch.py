@@ -19,9 +19,9 @@ from itertools import accumulate
 import torch
 
 from paceline.attention.base import AttentionView
-from paceline.exec.drafter import Drafts
+from paceline.exec.drafter import Drafts, counts_by_level, levels_of
 from paceline.exec.slots import Slots
-from paceline.model.accept import DraftTable
+from paceline.model.accept import DraftTable, Verdict
 from paceline.model.sampling import SamplingView
 from paceline.plan.step import Row, StepPlan
 from paceline.types import TREE_WIDTH
@@ -35,18 +35,24 @@ class RaggedBatch:
     """Device tensors of one step. T tokens, R rows, S of them sample, at N nodes in all.
 
     tokens: (T,) int64. view: what the kernels need; a tile is a row.
+    parents: (T,) int64, the token before each in its text: T + row for a row's first.
     slots: (R,) int64. ends: (R,) int64, committed length after the row's given tokens.
+    given: (G,) int64, tokens that are no drafts. last_given: (R,) int64, the last one of each row.
     sample_rows: (S,) int64. sample_index: (N,) int64, token of each node, row after row.
     nodes: (S, W + 1) int64, place of each row's nodes among the N (that of its root where it has
     no such node). drafts: as (S, W) tables. depth: levels of the deepest row.
     sampling: sampling state of the N nodes.
     moves: some accepted drafts may lie elsewhere than where a chain would have them.
+    levels: drafts of each row at each level, for the record.
     """
 
     tokens: torch.Tensor
     view: AttentionView
+    parents: torch.Tensor
     slots: torch.Tensor
     ends: torch.Tensor
+    given: torch.Tensor
+    last_given: torch.Tensor
     sample_rows: torch.Tensor
     sample_index: torch.Tensor
     nodes: torch.Tensor
@@ -54,16 +60,21 @@ class RaggedBatch:
     depth: int
     sampling: SamplingView
     moves: bool
+    levels: tuple[tuple[int, ...], ...]
+    page_size: int
 
     @classmethod
     def build(cls, plan: StepPlan, drafts: Drafts, slots: Slots) -> RaggedBatch:
         """Lay rows and drafts out. Starts and last tokens come from the slots, on the device."""
         rows, device = plan.rows, slots.length.device
-        levels = tuple(_levels(parents) for parents in drafts.parents)
+        levels = tuple(levels_of(parents) for parents in drafts.parents)
         widths = [row.given + len(tokens) for row, tokens in zip(rows, drafts.tokens, strict=True)]
         bounds = tuple(accumulate(widths, initial=0))
         columns = _token_columns(rows, drafts, levels).to(device, non_blocking=True)
-        row_of, place, offset, given, ancestors = columns
+        row_of, place, offset, given, ancestors, parents = columns
+        is_given = [
+            at for b, row in zip(bounds, rows, strict=False) for at in range(b, b + row.given)
+        ]
         row_slots = _ints([row.slot for row in rows], device)
         starts = slots.length[row_slots]  # (R,)
         token_slots, token_starts = row_slots[row_of], starts[row_of]
@@ -84,33 +95,66 @@ class RaggedBatch:
                 contexts=starts.int(),
                 pages=slots.pages[row_slots],
                 bounds=bounds,
+                tails=_ints(widths, device).int(),
             ),
+            parents=parents,
             slots=row_slots,
             ends=starts + _ints([row.given for row in rows], device),
+            given=_ints(is_given, device),
+            last_given=_ints(
+                [b + row.given - 1 for b, row in zip(bounds, rows, strict=False)], device
+            ),
             sample_rows=_ints(sampling, device),
             sample_index=sample_index,
             nodes=_node_table(counts).to(device),
             drafts=_draft_table(drafts, sampling, device),
             depth=max((max(level, default=0) for level in levels), default=0),
-            sampling=_sampling_view(
+            sampling=sampling_view(
                 [rows[i].slot for i, n in zip(sampling, counts, strict=True) for _ in range(n)],
                 slots,
                 positions[sample_index] + 1,
             ),
             moves=any(p != tuple(range(len(p))) for p in drafts.parents),
+            levels=tuple(counts_by_level(level) for level in levels),
+            page_size=page_size,
         )
+
+    def walk(self, verdict: Verdict) -> Walk:
+        """Where the accepted drafts of a verdict on this batch are, and where they belong."""
+        path = verdict.path  # (S, depth)
+        tokens = self.sample_index[self.nodes.gather(1, path.clamp(min=0))]
+        order = torch.arange(1, path.shape[1] + 1, device=path.device)
+        at = self.ends[self.sample_rows, None] - 1 + order
+        table = self.view.pages[self.sample_rows]
+        page = table.gather(1, (at // self.page_size).clamp(max=table.shape[1] - 1)).long()
+        places = page * self.page_size + at % self.page_size
+        ends = torch.cat((self.last_given[self.sample_rows, None], tokens), 1)
+        last = ends.gather(1, verdict.accepted[:, None])[:, 0]
+        return Walk(
+            accepted=path >= 0,
+            tokens=tokens,
+            places=places,
+            last=self.last_given.index_copy(0, self.sample_rows, last),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """The accepted drafts of a batch: S rows, `depth` levels.
+
+    accepted: (S, depth) bool; of the rest the values mean nothing. tokens: (S, depth) int64, which
+    of the batch's tokens. places: (S, depth) int64, where a chain has its K/V (as `cache_index`).
+    last: (R,) int64, the last token of each row whose K/V is committed.
+    """
+
+    accepted: torch.Tensor
+    tokens: torch.Tensor
+    places: torch.Tensor
+    last: torch.Tensor
 
 
 def _ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device=device)
-
-
-def _levels(parents: tuple[int, ...]) -> list[int]:
-    """Level of each draft: 1 for a child of the root."""
-    levels = [0]
-    for parent in parents:
-        levels.append(levels[parent] + 1)
-    return levels[1:]
 
 
 def _masks(parents: tuple[int, ...]) -> list[int]:
@@ -124,13 +168,15 @@ def _masks(parents: tuple[int, ...]) -> list[int]:
 def _token_columns(
     rows: tuple[Row, ...], drafts: Drafts, levels: tuple[list[int], ...]
 ) -> torch.Tensor:
-    """(5, T) int64: row, place in the row, offset of its position from the row's start, the token
-    if the host knows it or -1, ancestor mask."""
+    """(6, T) int64: row, place in the row, offset of its position from the row's start, the token
+    if the host knows it or -1, ancestor mask, which token comes before it (T + row: the first)."""
+    total = sum(row.given + len(tokens) for row, tokens in zip(rows, drafts.tokens, strict=True))
     row_of: list[int] = []
     place: list[int] = []
     offset: list[int] = []
     given: list[int] = []
     masks: list[int] = []
+    before: list[int] = []
     for i, row in enumerate(rows):
         guessed, parents = drafts.tokens[i], drafts.parents[i]
         assert not guessed or row.given == 1, "drafts follow a single given token"
@@ -142,7 +188,11 @@ def _token_columns(
         given += row.tokens or (-1,)
         given += guessed
         masks += _CHAIN[: row.given] + [0] * (row.given - TREE_WIDTH) + _masks(parents)
-    return torch.tensor((row_of, place, offset, given, masks), dtype=torch.int64)
+        first = len(before)
+        before.append(total + i)
+        before += range(first, first + row.given - 1)
+        before += [first + row.given - 1 + parent for parent in parents]
+    return torch.tensor((row_of, place, offset, given, masks, before), dtype=torch.int64)
 
 
 def _node_table(counts: list[int]) -> torch.Tensor:
@@ -165,7 +215,7 @@ def _draft_table(drafts: Drafts, rows: list[int], device: torch.device) -> Draft
     return DraftTable(tokens=table(drafts.tokens), parents=table(drafts.parents))
 
 
-def _sampling_view(numbers: list[int], slots: Slots, positions: torch.Tensor) -> SamplingView:
+def sampling_view(numbers: list[int], slots: Slots, positions: torch.Tensor) -> SamplingView:
     """Gather the sampling state of the nodes' slots, and see what work it asks for."""
     params = [slots.params[slot] for slot in numbers]
     index = _ints(numbers, positions.device)

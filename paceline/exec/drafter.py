@@ -1,18 +1,31 @@
 """Drafters: who proposes tokens for a step to verify. The executor owns one; nobody else knows it.
 
 A drafter hears of every slot's new tenant (`admit`) and of every step's outcome (`observe`), and
-proposes at most `Row.drafts` tokens for a row. What it proposes can only make a step slow, never
-wrong: a draft counts only where it equals what the target samples. So a drafter that fails is
-replaced by no drafts for that step.
+proposes at most `Row.drafts` tokens for a row. What it must keep of every token, whoever drafted or
+not, it takes from the target's own pass (`upkeep`), so it can start at any step. What it proposes
+can only make a step slow, never wrong: a draft counts only where it equals what the target samples.
+So a drafter that fails is replaced by no drafts for that step.
+
+To add one: a class that keeps to `Drafter`, an entry in `paceline.exec.drafters`, its name
+in `paceline.config.ALGORITHMS`; the tests in tests/test_speculation.py run it like the others.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 from paceline.exec.ngram import SuffixIndex
+from paceline.exec.slots import Slots
 from paceline.plan.step import Admission, Row, RowResult, StepPlan
+
+if TYPE_CHECKING:  # the batch is built from drafts
+    from paceline.exec.batch import RaggedBatch
+    from paceline.model.accept import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +57,71 @@ class Drafts:
         return self
 
 
+def levels_of(parents: tuple[int, ...]) -> list[int]:
+    """Level of each draft: 1 for a child of the root."""
+    levels = [0]
+    for parent in parents:
+        levels.append(levels[parent] + 1)
+    return levels[1:]
+
+
+def counts_by_level(levels: list[int]) -> tuple[int, ...]:
+    """Drafts at each level, from the first on."""
+    counts = Counter(levels)
+    return tuple(counts[level] for level in range(1, len(counts) + 1))
+
+
 class Drafter(Protocol):
     """What the executor asks of a drafter."""
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def boundaries(self) -> Sequence[int]:
+        """Where `upkeep` wants the target's residual stream: b is before layer b."""
+        ...
+
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """K/V storage in the target's pages, to be moved with the target's."""
+        ...
+
     def admit(self, admission: Admission) -> None: ...
 
-    def propose(self, plan: StepPlan) -> Drafts: ...
+    def propose(self, plan: StepPlan, slots: Slots) -> Drafts: ...
+
+    def upkeep(self, batch: RaggedBatch, features: torch.Tensor, verdict: Verdict) -> None:
+        """Keep what later drafts need of a step's tokens, drafts and given ones alike.
+
+        features: (T, boundaries * target hidden). Nothing has been moved yet.
+        """
+        ...
 
     def observe(self, row: Row, result: RowResult) -> None: ...
 
 
 class NoDrafter:
-    """Proposes nothing and remembers nothing."""
+    """Proposes nothing and remembers nothing: what drafters without a network start from."""
 
     name = "none"
+    boundaries: Sequence[int] = ()
+    caches: Sequence[torch.Tensor] = ()
 
     def admit(self, admission: Admission) -> None:
         pass
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, slots: Slots) -> Drafts:
         return Drafts.none(plan)
+
+    def upkeep(self, batch: RaggedBatch, features: torch.Tensor, verdict: Verdict) -> None:
+        pass
 
     def observe(self, row: Row, result: RowResult) -> None:
         pass
 
 
-class NgramDrafter:
+class NgramDrafter(NoDrafter):
     """Continues a request's text as it went on the last time its ending occurred."""
 
     name = "ngram"
@@ -83,7 +132,7 @@ class NgramDrafter:
     def admit(self, admission: Admission) -> None:
         self._index[admission.slot] = SuffixIndex(admission.tokens)
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, slots: Slots) -> Drafts:
         return Drafts.chains(
             [
                 self._index[row.slot].continuation(row.drafts) if row.drafts else ()

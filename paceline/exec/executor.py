@@ -3,11 +3,12 @@
 The story of a step, whatever its depth:
 
     slots.prepare(plan)                             new tenants, new pages
-    drafts = drafter.propose(plan)                  nothing at depth 0
+    drafts = drafter.propose(plan, slots)           nothing at depth 0
     batch = RaggedBatch.build(plan, drafts, slots)  tokens, positions, who sees whom
-    hidden = model.forward(batch)                   writes K/V
+    hidden, features = model.forward(batch)         writes K/V
     chosen = choose(logits)                         what is sampled at every node
     verdict = accept(chosen, drafts)                with no drafts this is sampling
+    drafter.upkeep(batch, features, verdict)        the drafter's own K/V, of every token
     slots.commit(...)                               the only place where a sequence advances
 
 Knows no request: rows of a plan and slots only.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.attention.base import Kernels
+from paceline.attention.base import Kernels, Step
 from paceline.exec.batch import RaggedBatch
 from paceline.exec.drafter import Drafter, Drafts, NoDrafter
 from paceline.exec.slots import Slots
@@ -38,7 +39,7 @@ logger = logging.getLogger("paceline")
 class Executor:
     """A target model with its K/V storage (one tensor a layer), slot tables and drafter.
 
-    drafter_failures: steps that went without drafts because the drafter failed.
+    drafter_failures: times that the drafter failed; steps then go without drafts.
     """
 
     model: LlamaModel
@@ -56,32 +57,43 @@ class Executor:
         drafts = self._propose(plan)
         batch = RaggedBatch.build(plan, drafts, self.slots)
         step = self.kernels.begin(batch.view)
-        hidden = self.model.forward(batch.tokens, step, self.caches)
-        lengths, last = batch.ends, torch.zeros_like(batch.ends)
-        outcome: list[tuple[int, ...]] = []
-        if len(batch.sample_rows):
-            logits = self.model.logits(hidden[batch.sample_index], step)
-            chosen = choose(logits, batch.sampling, self.kernels)
-            verdict = accept(chosen[batch.nodes], batch.drafts, batch.depth)
-            if batch.moves:
-                self._move_accepted(batch, verdict)
-            lengths = lengths.index_add(0, batch.sample_rows, verdict.accepted)
-            last = last.index_copy(0, batch.sample_rows, verdict.last)
-            rows = zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)
-            outcome = [tuple(tokens[: accepted + 1]) for tokens, accepted in rows]
+        hidden, features = self.model.forward(
+            batch.tokens, step, self.caches, self.drafter.boundaries
+        )
+        verdict = self._judge(batch, hidden, step)
+        self._upkeep(batch, features, verdict)
+        if batch.moves:
+            self._move_accepted(batch, verdict)
+        lengths = batch.ends.index_add(0, batch.sample_rows, verdict.accepted)
+        last = torch.zeros_like(lengths).index_copy(0, batch.sample_rows, verdict.last)
         self.slots.commit(batch.slots, lengths, last)
-        results = self._results(plan, drafts, outcome)
+        results = self._results(plan, batch, verdict)
         return StepResult(plan=plan, rows=results, seconds=time.perf_counter() - started)
+
+    def _judge(self, batch: RaggedBatch, hidden: torch.Tensor, step: Step) -> Verdict:
+        """What is sampled at every node, and how far each row's drafts agree with it."""
+        if not len(batch.sample_rows):
+            return Verdict.none(hidden.device)
+        logits = self.model.logits(hidden[batch.sample_index], step)
+        chosen = choose(logits, batch.sampling, self.kernels)
+        return accept(chosen[batch.nodes], batch.drafts, batch.depth)
 
     def _propose(self, plan: StepPlan) -> Drafts:
         """The drafter's drafts; none if it fails: a drafter can never harm a request."""
         try:
             for admission in plan.admissions:
                 self.drafter.admit(admission)
-            return self.drafter.propose(plan).within(plan, self.model.config.vocab_size)
+            drafts = self.drafter.propose(plan, self.slots)
+            return drafts.within(plan, self.model.config.vocab_size)
         except Exception:
             self._drafter_failed()
             return Drafts.none(plan)
+
+    def _upkeep(self, batch: RaggedBatch, features: torch.Tensor, verdict: Verdict) -> None:
+        try:
+            self.drafter.upkeep(batch, features, verdict)
+        except Exception:
+            self._drafter_failed()
 
     def _drafter_failed(self) -> None:
         """Count it; the log hears of the first."""
@@ -90,13 +102,13 @@ class Executor:
             logger.exception("the %s drafter failed; going on without", self.drafter.name)
 
     def _results(
-        self, plan: StepPlan, drafts: Drafts, outcome: list[tuple[int, ...]]
+        self, plan: StepPlan, batch: RaggedBatch, verdict: Verdict
     ) -> tuple[RowResult, ...]:
-        waiting = iter(outcome)
+        counts = zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)
         results = []
-        for row, tokens in zip(plan.rows, drafts.tokens, strict=True):
-            committed = next(waiting) if row.samples else ()
-            results.append(RowResult(tokens=committed, drafted=len(tokens)))
+        for row, levels in zip(plan.rows, batch.levels, strict=True):
+            tokens, accepted = next(counts) if row.samples else ([], -1)
+            results.append(RowResult(tokens=tuple(tokens[: accepted + 1]), levels=levels))
         try:
             for row, result in zip(plan.rows, results, strict=True):
                 self.drafter.observe(row, result)
@@ -106,19 +118,11 @@ class Executor:
 
     def _move_accepted(self, batch: RaggedBatch, verdict: Verdict) -> None:
         """Bring the K/V of accepted tree nodes to where a chain would have written it."""
-        rows = batch.sample_rows
-        starts, pages = batch.view.contexts[rows].long(), batch.view.pages[rows]
-        order = torch.arange(1, verdict.path.shape[1] + 1, device=rows.device)
-        row, level = ((verdict.path >= 0) & (verdict.path != order)).nonzero(as_tuple=True)
-        size = self.caches[0].shape[3]
-
-        def places(node: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            at = starts[row] + node
-            return pages[row, at // size].long(), at % size
-
-        (from_page, from_offset), (page, offset) = (
-            places(verdict.path[row, level]),
-            places(level + 1),
-        )
-        for cache in self.caches:
-            cache[page, :, :, offset] = cache[from_page, :, :, from_offset]
+        walk = batch.walk(verdict)
+        now = batch.view.cache_index[walk.tokens]
+        moved = walk.accepted & (now != walk.places)
+        source, target = now[moved], walk.places[moved]
+        for cache in (*self.caches, *self.drafter.caches):
+            size = cache.shape[3]
+            kept = cache[source // size, :, :, source % size]
+            cache[target // size, :, :, target % size] = kept

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.attention.base import Kernels, KVLayout
+from paceline.attention.base import Geometry, Kernels, KVLayout
 from paceline.attention.compiled import Unavailable
 from paceline.attention.reference import ReferenceKernels
 from paceline.checkpoint import Checkpoint
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
+from paceline.exec.drafters import Recipe, Resolved, recipe_of
 from paceline.exec.executor import Executor
 from paceline.exec.memory import CPU_SHARE, available_host_bytes, return_freed_host_memory
 from paceline.exec.slots import Slots
+from paceline.model.config import ModelConfig
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import load_weights
 from paceline.types import Progress
@@ -36,22 +38,25 @@ GPU_KV_SHARE = 0.9  # of what weights leave free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """What the engine runs with. Sizes in tokens and pages."""
+class Target:
+    """A model that is loaded, before it is known which drafter it will work with."""
 
+    model: LlamaModel
     device: torch.device
     dtype: torch.dtype
-    max_running: int
-    max_batched_tokens: int
-    max_model_len: int
-    page_size: int
-    pages: int
 
 
 def start(
     config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress
 ) -> tuple[Executor, Resolved]:
     """Load the model and make the executor. Raises ConfigError and CheckpointError."""
+    recipe = recipe_of(config, checkpoint)
+    target = load_target(config, checkpoint, on_progress)
+    return assemble(config, target, recipe, on_progress)
+
+
+def load_target(config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Target:
+    """Read the model's weights."""
     device = _device(config.device)
     dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
     on_progress(Progress(stage="loading weights"))
@@ -64,41 +69,55 @@ def start(
         ),
     )
     return_freed_host_memory()
-    resolved = _resolve(config, checkpoint, device=device, dtype=dtype)
+    return Target(model=model, device=device, dtype=dtype)
+
+
+def assemble(
+    config: EngineConfig, target: Target, recipe: Recipe, on_progress: OnProgress
+) -> tuple[Executor, Resolved]:
+    """Size the memory and put target and drafter together."""
+    model = target.model
+    resolved = _resolve(
+        config,
+        model.config,
+        device=target.device,
+        dtype=target.dtype,
+        more_token_bytes=recipe.token_bytes(target.dtype, config.page_size),
+    )
     on_progress(Progress(stage="preparing kernels"))
-    kernels = make_kernels(model, resolved)
-    layout = kv_layout(checkpoint, resolved)
+    kernels = make_kernels(model.config, resolved)
+    drafter = recipe.make(model, resolved, make_kernels)
+    layout = KVLayout(
+        pages=resolved.pages,
+        page_size=resolved.page_size,
+        kv_heads=model.config.num_kv_heads,
+        head_dim=model.config.head_dim,
+        dtype=resolved.dtype,
+    )
     executor = Executor(
         model=model,
         kernels=kernels,
-        caches=[layout.allocate(device) for _ in model.layers],
+        caches=[layout.allocate(target.device) for _ in model.layers],
         slots=Slots.allocate(
-            resolved.max_running, math.ceil(resolved.max_model_len / resolved.page_size), device
+            resolved.max_running,
+            math.ceil(resolved.max_model_len / resolved.page_size),
+            target.device,
         ),
+        drafter=drafter,
     )
     return executor, resolved
 
 
-def make_kernels(model: LlamaModel, resolved: Resolved) -> Kernels:
+def make_kernels(geometry: Geometry, resolved: Resolved) -> Kernels:
     """The fastest kernels that this machine can run."""
     if resolved.device.type == "cpu":
         try:
             from paceline.attention.cpu import CpuKernels
 
-            return CpuKernels(model.config, resolved.max_model_len, resolved.dtype)
+            return CpuKernels(geometry, resolved.max_model_len, resolved.dtype)
         except (Unavailable, ImportError) as reason:
             logger.warning("the torch kernels serve, several times slower: %s", reason)
-    return ReferenceKernels(model.config, resolved.max_model_len, resolved.device)
-
-
-def kv_layout(checkpoint: Checkpoint, resolved: Resolved) -> KVLayout:
-    return KVLayout(
-        pages=resolved.pages,
-        page_size=resolved.page_size,
-        kv_heads=checkpoint.config.num_kv_heads,
-        head_dim=checkpoint.config.head_dim,
-        dtype=resolved.dtype,
-    )
+    return ReferenceKernels(geometry, resolved.max_model_len, resolved.device)
 
 
 def _device(name: str) -> torch.device:
@@ -110,9 +129,14 @@ def _device(name: str) -> torch.device:
 
 
 def _resolve(
-    config: EngineConfig, checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype
+    config: EngineConfig,
+    model: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    more_token_bytes: int = 0,
 ) -> Resolved:
-    model = checkpoint.config
+    """more_token_bytes: memory beside the target's K/V that each token takes."""
     limit = min(model.max_position, model.sliding_window or model.max_position)
     wanted = config.max_model_len or limit
     if wanted > limit:
@@ -122,7 +146,7 @@ def _resolve(
     usual = CPU_BATCHED_TOKENS if device.type == "cpu" else GPU_BATCHED_TOKENS
     batched = config.max_batched_tokens or max(usual, config.max_running_requests)
     running = min(config.max_running_requests, batched)
-    token_bytes = model.kv_width * dtype.itemsize * model.num_layers
+    token_bytes = model.kv_width * dtype.itemsize * model.num_layers + more_token_bytes
     tokens = config.kv_tokens or _affordable_tokens(token_bytes, device, most=running * wanted)
     pages = tokens // config.page_size
     if pages < 2:

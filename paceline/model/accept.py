@@ -40,6 +40,12 @@ class Verdict:
     path: torch.Tensor
     last: torch.Tensor
 
+    @classmethod
+    def none(cls, device: torch.device) -> Verdict:
+        """Of no row: a step of inner chunks samples nothing."""
+        empty = torch.empty(0, dtype=torch.int64, device=device)
+        return cls(tokens=empty[:, None], accepted=empty, path=empty.view(0, 0), last=empty)
+
 
 def accept(chosen: torch.Tensor, drafts: DraftTable, depth: int) -> Verdict:
     """chosen: (S, W + 1) int64, y at each node of each row (anything where there is no node)."""

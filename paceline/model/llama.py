@@ -44,24 +44,38 @@ class LlamaModel:
     head: Linear
 
     def forward(
-        self, tokens: torch.Tensor, step: Step, caches: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        """Residual stream after the last layer, before the final norm.
+        self,
+        tokens: torch.Tensor,
+        step: Step,
+        caches: Sequence[torch.Tensor],
+        boundaries: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream after the last layer, before the final norm; and at `boundaries`.
 
         tokens: (T,) int64. caches: K/V storage of each layer, written at the step's positions.
-        Returns (T, hidden).
+        boundaries: b is the stream before layer b; as many as there are layers: after the last.
+        Returns (T, hidden) and (T, boundaries * hidden), in the order of `boundaries`.
         """
         x = self.embedding[tokens]
         if x.device.type == "cpu":
             x = x.float()
+        width = x.shape[1]
+        seen = x.new_empty(len(x), len(boundaries) * width)
+        places = {b: seen[:, i * width : (i + 1) * width] for i, b in enumerate(boundaries)}
         delta = None
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             h = step.add_norm(x, delta, layer.input_norm)
+            if number in places:
+                places[number].copy_(x)
             q = step.rotate_and_store(layer.qkv(h), cache, layer.qk_norms)
             delta = layer.out(step.attend(q, cache))
             h = step.add_norm(x, delta, layer.post_norm)
             delta = layer.down(step.silu_mul(layer.gate_up(h)))
-        return x if delta is None else x.add_(delta)
+        if delta is not None:
+            x.add_(delta)
+        if len(self.layers) in places:
+            places[len(self.layers)].copy_(x)
+        return x, seen
 
     def logits(self, hidden: torch.Tensor, step: Step) -> torch.Tensor:
         """Logits of some rows of `forward`'s result: (S, hidden) -> (S, vocab) float32."""
@@ -96,7 +110,7 @@ def build_model(
         config=config,
         embedding=embedding,
         layers=tuple(layers[i] for i in range(config.num_layers)),
-        final_norm=_norm(top["model.norm.weight"]),
+        final_norm=norm_weight(top["model.norm.weight"]),
         head=pack_linear(embedding if config.tie_embeddings else top["lm_head.weight"]),
     )
 
@@ -136,20 +150,20 @@ def _layer(config: ModelConfig, w: dict[str, torch.Tensor]) -> Layer:
     qk_norms = None
     if config.qk_norm:
         qk_norms = (
-            _norm(w[attention + "q_norm.weight"]),
-            _norm(w[attention + "k_norm.weight"]),
+            norm_weight(w[attention + "q_norm.weight"]),
+            norm_weight(w[attention + "k_norm.weight"]),
         )
     return Layer(
-        input_norm=_norm(w["input_layernorm.weight"]),
+        input_norm=norm_weight(w["input_layernorm.weight"]),
         qkv=packed(attention + "q_proj", attention + "k_proj", attention + "v_proj"),
         qk_norms=qk_norms,
         out=packed(attention + "o_proj"),
-        post_norm=_norm(w["post_attention_layernorm.weight"]),
+        post_norm=norm_weight(w["post_attention_layernorm.weight"]),
         gate_up=packed(mlp + "gate_proj", mlp + "up_proj"),
         down=packed(mlp + "down_proj"),
     )
 
 
-def _norm(weight: torch.Tensor) -> torch.Tensor:
+def norm_weight(weight: torch.Tensor) -> torch.Tensor:
     """Norm weights in the activations' format."""
     return weight.float().contiguous() if weight.device.type == "cpu" else weight

@@ -42,16 +42,19 @@ class SamplingView:
 
 def choose(logits: torch.Tensor, view: SamplingView, kernels: Kernels) -> torch.Tensor:
     """The next token of each row: (S, vocab) float32 logits, overwritten, to (S,) int64."""
-    positions = view.positions
-    if view.samples:
-        greedy = view.temperature <= 0
-        logits.div_(torch.where(greedy, 1.0, view.temperature.clamp(min=COLDEST))[:, None])
-        positions = torch.where(greedy, -1, positions)
-        if view.filtered:
-            filter_rows(logits, view)
-    else:
-        positions = torch.full_like(positions, -1)
+    positions = temper(logits, view)
+    if view.filtered:
+        filter_rows(logits, view)
     return kernels.noisy_argmax(logits, view.seeds, positions)
+
+
+def temper(logits: torch.Tensor, view: SamplingView) -> torch.Tensor:
+    """Divide by the temperature, in place; returns the positions for the noise, -1 for none."""
+    if not view.samples:
+        return torch.full_like(view.positions, -1)
+    greedy = view.temperature <= 0
+    logits.div_(torch.where(greedy, 1.0, view.temperature.clamp(min=COLDEST))[:, None])
+    return torch.where(greedy, -1, view.positions)
 
 
 def filter_rows(logits: torch.Tensor, view: SamplingView) -> None:

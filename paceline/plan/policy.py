@@ -12,21 +12,15 @@ from typing import Protocol
 
 import msgspec
 
-from paceline.config import EngineConfig
+from paceline.config import MAX_DEPTH, MAX_DRAFTS, EngineConfig
 from paceline.errors import ConfigError
-from paceline.plan.step import PLAIN, Choice, DraftShape, Load
+from paceline.plan.step import PLAIN, Choice, Load, RequestShape
 
 
 class SpeculationPolicy(Protocol):
     """What the scheduler asks of a policy."""
 
     def choose(self, load: Load) -> Choice: ...
-
-
-def chain(depth: int, load: Load) -> DraftShape:
-    """A chain of `depth` drafts for every decoding row; plain where either is zero."""
-    budget = depth * load.decodes
-    return DraftShape(depth=depth, budget=budget) if budget else PLAIN
 
 
 @dataclass(frozen=True)
@@ -39,76 +33,83 @@ class Off:
 
 @dataclass(frozen=True)
 class Static:
-    """The same depth at every load."""
+    """The same shape at every load."""
 
-    depth: int
+    each: RequestShape
 
     def choose(self, load: Load) -> Choice:
-        return Choice(shape=chain(self.depth, load), reason=f"static depth {self.depth}")
+        return Choice(shape=self.each.over(load), reason="static")
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A fixed depth up to `most` decoding requests, plain above."""
+    """A fixed shape up to `most` decoding requests, plain above."""
 
-    depth: int
+    each: RequestShape
     most: int
 
     def choose(self, load: Load) -> Choice:
         if load.decodes <= self.most:
-            return Choice(
-                shape=chain(self.depth, load), reason=f"{load.decodes} requests <= {self.most}"
-            )
-        return Choice(shape=PLAIN, reason=f"{load.decodes} requests > {self.most}")
+            return Choice(shape=self.each.over(load), reason=f"at most {self.most} requests")
+        return Choice(shape=PLAIN, reason=f"more than {self.most} requests")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table of (first, last, depth) over the number of decoding requests; plain beyond it."""
+    """A table of (first, last, shape) over the number of decoding requests; plain beyond it."""
 
-    table: tuple[tuple[int, int, int], ...]
+    table: tuple[tuple[int, int, RequestShape], ...]
 
     @classmethod
-    def parse(cls, rows: Sequence[Sequence[int]]) -> Schedule:
-        """From `[[1, 4, 5], [5, 16, 3], [17, 512, 0]]`. Raises ConfigError on gaps or overlaps."""
+    def parse(
+        cls, rows: Sequence[Sequence[int]], *, branching: int = 1, depth: int = MAX_DEPTH
+    ) -> Schedule:
+        """From `[[1, 4, 5], [5, 16, 3], [17, 512, 0]]`: first, last, draft tokens of a request.
+
+        branching, depth: of the trees; a chain is as deep as it has tokens. Raises ConfigError on
+        gaps, overlaps, and more tokens than such a tree has.
+        """
+        most = min(branching + (depth - 1) * branching**2, MAX_DRAFTS)
         wanted = 1
         table = []
         for row in rows:
             if len(row) != 3 or not all(type(value) is int for value in row):
                 raise ConfigError(f"schedule row {list(row)} must be [first, last, draft tokens]")
-            first, last, depth = row
+            first, last, drafts = row
             if first != wanted:
                 kind = "overlaps the row before" if first < wanted else "leaves a gap"
                 raise ConfigError(f"schedule row {list(row)} {kind}: it must begin at {wanted}")
-            if last < first or depth < 0:
+            if last < first or drafts < 0:
                 raise ConfigError(f"schedule row {list(row)} is empty or has negative drafts")
-            table.append((first, last, depth))
+            if drafts > most:
+                raise ConfigError(
+                    f"schedule row {list(row)} has more than the {most} draft tokens possible"
+                )
+            shape = RequestShape(depth=min(depth, drafts), branching=branching, drafts=drafts)
+            table.append((first, last, shape))
             wanted = last + 1
         if not table:
             raise ConfigError("the schedule is empty: give rows of [first, last, draft tokens]")
         return cls(tuple(table))
 
     def choose(self, load: Load) -> Choice:
-        for first, last, depth in self.table:
+        for first, last, shape in self.table:
             if first <= load.decodes <= last:
-                return Choice(
-                    shape=chain(depth, load),
-                    reason=f"{load.decodes} requests in {first}-{last}: {depth} drafts",
-                )
-        return Choice(shape=PLAIN, reason=f"{load.decodes} requests are outside the schedule")
+                return Choice(shape=shape.over(load), reason=f"{first} to {last} requests")
+        return Choice(shape=PLAIN, reason="outside the schedule")
 
 
 def policy_of(config: EngineConfig) -> SpeculationPolicy:
     """The policy that the flags describe. Raises ConfigError for a schedule that makes no sense."""
     if config.speculative_algorithm == "NONE" or config.speculative_policy == "off":
         return Off()
-    depth, most = config.speculative_num_steps, config.speculative_disable_batch_threshold
-    if most is not None:
-        return Threshold(depth, most)
+    branching, most = config.draft_branching, config.speculative_disable_batch_threshold
     if config.speculative_schedule is not None:
         try:
             rows = msgspec.json.decode(config.speculative_schedule.encode(), type=list[list[int]])
         except msgspec.DecodeError as error:
             raise ConfigError(f"--speculative-schedule is no list of rows: {error}") from None
-        return Schedule.parse(rows)
-    return Static(depth)
+        depth = MAX_DEPTH if branching == 1 else config.draft_depth
+        return Schedule.parse(rows, branching=branching, depth=depth)
+    each = RequestShape(depth=config.draft_depth, branching=branching, drafts=config.draft_tokens)
+    return Static(each) if most is None else Threshold(each, most)

@@ -37,6 +37,28 @@ PLAIN = DraftShape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestShape:
+    """What each request may draft: levels, children kept per node, draft tokens verified.
+
+    `over` a load it becomes the step's `DraftShape`.
+    """
+
+    depth: int
+    branching: int = 1
+    drafts: int
+
+    @classmethod
+    def chain(cls, depth: int) -> RequestShape:
+        return cls(depth=depth, drafts=depth)
+
+    def over(self, load: Load) -> DraftShape:
+        budget = self.drafts * load.decodes
+        if not budget:
+            return PLAIN
+        return DraftShape(depth=self.depth, branching=self.branching, budget=budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What a policy may look at when it chooses: counts of this step, no requests.
 
@@ -52,7 +74,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A policy's answer with its reason, in words and, where it predicts, in seconds."""
+    """A policy's answer with its reason, in words and, where it predicts, in seconds.
+
+    A policy has few reasons, fixed with its settings: they label metrics. The load has the numbers.
+    """
 
     shape: DraftShape
     reason: str
@@ -85,11 +110,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A slot got a new tenant: its sampling state and the text it comes with (for drafters)."""
+    """A slot got a new tenant: its sampling state and the text it comes with (for drafters).
+
+    parent_page: page that holds the token before its first row, -1 at the beginning of a text.
+    """
 
     slot: int
     params: SamplingParams
     tokens: tuple[int, ...] = ()
+    parent_page: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +152,13 @@ class StepPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
     """What a step did for one row: tokens committed after the given ones (none for a prompt's
-    inner chunk), accepted drafts among them; the last committed token is always the bonus."""
+    inner chunk), accepted drafts among them; the last committed token is always the bonus.
+
+    levels: drafts verified at each level.
+    """
 
     tokens: tuple[int, ...] = ()
-    drafted: int = 0
+    levels: tuple[int, ...] = ()
 
     @property
     def accepted(self) -> int:

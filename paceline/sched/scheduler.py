@@ -22,8 +22,9 @@ from paceline.cache.prefix import PrefixCache, owned
 from paceline.cache.slots import SlotNumbers
 from paceline.plan.policy import SpeculationPolicy
 from paceline.plan.step import Admission, Load, PageUpdate, Row, RowResult, StepPlan, StepResult
+from paceline.sched.counters import Counters
 from paceline.sched.request import Request, Status
-from paceline.types import TREE_WIDTH, AddRequest, Delta, EngineStats, FinishReason
+from paceline.types import AddRequest, Delta, EngineStats, FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +39,6 @@ class Limits:
     max_batched_tokens: int
     max_model_len: int
     eos_token_ids: frozenset[int]
-
-
-@dataclass(slots=True)
-class _Counters:
-    steps: int = 0
-    seconds: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    committed: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    preemptions: int = 0
-    finished: int = 0
 
 
 class Scheduler:
@@ -68,7 +56,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.by_id: dict[str, Request] = {}
         self._planned: dict[int, Request] = {}  # by slot, while a step is under way
-        self._counters = _Counters()
+        self.counters = Counters()
 
     # Requests come and go ---------------------------------------------------------------------
 
@@ -118,7 +106,12 @@ class Scheduler:
             if not self._admit(request, sum(wanted.values())):
                 break
             admissions.append(
-                Admission(slot=request.slot, params=request.params, tokens=tuple(request.tokens))
+                Admission(
+                    slot=request.slot,
+                    params=request.params,
+                    tokens=tuple(request.tokens),
+                    parent_page=request.pages[-1] if request.pages else -1,
+                )
             )
             count = min(request.pending, prefill_budget)
             prefill_budget -= count
@@ -175,7 +168,7 @@ class Scheduler:
             drafts = 0
             if row.given == 1 and row.samples:
                 left = request.max_tokens - request.output_length - 1
-                drafts = max(min(share, left, tokens, TREE_WIDTH - 1), 0)
+                drafts = max(min(share, left, tokens, request.params.max_draft_tokens), 0)
             extra = self._lacking(request, row.given + drafts) - wanted[row.slot]
             if extra > pages:
                 drafts, extra = 0, 0
@@ -231,8 +224,8 @@ class Scheduler:
         request.computed = len(pages) * self.pool.page_size
         if not request.preemptions:
             request.cached_tokens = request.computed
-            self._counters.cached_tokens += request.computed
-            self._counters.prompt_tokens += request.prompt_length
+            self.counters.cached_tokens += request.computed
+            self.counters.prompt_tokens += request.prompt_length
         request.status, request.on_device = Status.RUNNING, False
         self.running.append(request)
         return True
@@ -242,7 +235,7 @@ class Scheduler:
         self._leave(request)
         request.status = Status.WAITING
         request.preemptions += 1
-        self._counters.preemptions += 1
+        self.counters.preemptions += 1
         self.waiting.appendleft(request)
 
     # Ending a step -------------------------------------------------------------------------------
@@ -258,8 +251,7 @@ class Scheduler:
                 end = row.start + row.given + done.accepted
                 kept[row.slot] = max(self.pool.pages_for(end) - len(request.pages), 0)
         pages = plan.reservation.commit(kept)
-        self._counters.steps += 1
-        self._counters.seconds += result.seconds
+        self.counters.step(result)
         for row, done in zip(plan.rows, result.rows, strict=True):
             request = self._tenant(row)
             if request is not None:
@@ -300,9 +292,7 @@ class Scheduler:
                 break
         request.tokens.extend(taken)
         request.on_device = True
-        self._counters.committed += len(taken)
-        self._counters.drafted += done.drafted
-        self._counters.accepted += min(done.accepted, len(taken))
+        drafted, accepted = self.counters.row(done, len(taken), ended=finish is not None)
         if finish is not None:
             request.computed = min(request.computed, len(request.tokens) - 1)
             self._finish(request, finish)
@@ -311,6 +301,8 @@ class Scheduler:
             tokens=tuple(taken),
             finish=finish,
             cached_tokens=request.cached_tokens,
+            drafted=drafted,
+            accepted=accepted,
         )
 
     def _ends(self, request: Request, token: int, taken: int) -> FinishReason | None:
@@ -339,7 +331,7 @@ class Scheduler:
             self.waiting.remove(request)
         request.status, request.finish = Status.FINISHED, finish
         del self.by_id[request.id]
-        self._counters.finished += 1
+        self.counters.finished += 1
 
     def _leave(self, request: Request, *, keep_prefix: bool = True) -> None:
         """Give up slot and pages; what is computed stays in the prefix cache."""
@@ -355,8 +347,9 @@ class Scheduler:
     # Seen from outside ----------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        c = self._counters
+        c = self.counters
         return EngineStats(
+            speculation=c.speculation(),
             running=len(self.running),
             waiting=len(self.waiting),
             pages_total=self.pool.pages,

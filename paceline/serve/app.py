@@ -1,6 +1,7 @@
 """The whole HTTP application: routes, authentication, request ids, errors in OpenAI's form.
 
     GET  /v1/models, /v1/models/{id}        POST /v1/completions, /v1/chat/completions
+    GET  /v1/speculation
     GET  /health, /ready, /metrics          (these three need no API key)
 
 Knows starlette. Knows nothing of processes, sockets or how text is made (`paceline.serve.routes`).
@@ -25,6 +26,7 @@ from paceline.serve.asgi import JSON, header, send_error
 from paceline.serve.metrics import CONTENT_TYPE
 from paceline.serve.responses import model_body, model_list, openai_error
 from paceline.serve.routes import Front, TextEndpoint
+from paceline.serve.speculation import speculation_body
 
 
 def create_app(front: Front) -> ASGIApp:
@@ -36,6 +38,7 @@ def create_app(front: Front) -> ASGIApp:
             Route("/v1/chat/completions", TextEndpoint(front, "chat"), methods=["POST"]),
             Route("/v1/models", routes.models, methods=["GET"]),
             Route("/v1/models/{model:path}", routes.model, methods=["GET"]),
+            Route("/v1/speculation", routes.speculation, methods=["GET"]),
             Route("/health", routes.health, methods=["GET"]),
             Route("/ready", routes.health, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),
@@ -69,6 +72,11 @@ class _Plain:
                 code="model_not_found",
             )
         return _json(body)
+
+    async def speculation(self, request: Request) -> Response:
+        front = self._front
+        front.serving()
+        return _json(speculation_body(front.speculation, front.engine.stats))
 
     async def health(self, request: Request) -> Response:
         self._front.serving()

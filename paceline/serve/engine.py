@@ -41,19 +41,23 @@ class Engine(Protocol):
 class _Pending:
     """What waits for the reader of one request: all tokens since the last `take`."""
 
-    __slots__ = ("cached_tokens", "error", "finish", "tokens")
+    __slots__ = ("accepted", "cached_tokens", "drafted", "error", "finish", "tokens")
 
     def __init__(self, delta: Delta) -> None:
         self.tokens = list(delta.tokens)
         self.finish = delta.finish
         self.error = delta.error
         self.cached_tokens = delta.cached_tokens
+        self.drafted = delta.drafted
+        self.accepted = delta.accepted
 
     def add(self, delta: Delta) -> None:
         self.tokens.extend(delta.tokens)
         self.finish = delta.finish
         self.error = delta.error
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.drafted += delta.drafted
+        self.accepted += delta.accepted
 
     def delta(self, request_id: str) -> Delta:
         return Delta(
@@ -62,6 +66,8 @@ class _Pending:
             finish=self.finish,
             error=self.error,
             cached_tokens=self.cached_tokens,
+            drafted=self.drafted,
+            accepted=self.accepted,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import EngineUnavailable
 from paceline.serve.engine import Exchange, Subscription
-from paceline.types import AddRequest, Delta, EngineStats, FinishReason
+from paceline.types import AddRequest, Delta, EngineStats, FinishReason, SpeculationStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class FakeEngine:
     """An `Engine` that answers each request with `reply(request)`.
 
     step_s: pause between steps (0: as fast as the loop allows). tokens_per_step: of each request.
+    drafts_per_step: draft tokens that each request claims to verify, as far as it wants drafts; all
+    but one of a step's tokens claim to be drafts. speculation: what the stats say of it.
     requests, aborted: everything ever submitted and the ids ever aborted, for tests to look at.
     """
 
@@ -49,6 +51,8 @@ class FakeEngine:
     step_s: float = 0.0
     tokens_per_step: int = 1
     cached_tokens: int = 0
+    drafts_per_step: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
     requests: list[AddRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -57,6 +61,8 @@ class FakeEngine:
         self._running: dict[str, _Running] = {}
         self._stepping: asyncio.Task[None] | None = None
         self._committed = 0
+        self._drafted = 0
+        self._accepted = 0
         self._dead: str | None = None
 
     @property
@@ -69,7 +75,13 @@ class FakeEngine:
 
     @property
     def stats(self) -> EngineStats:
-        return EngineStats(running=len(self._running), committed_tokens_total=self._committed)
+        return EngineStats(
+            running=len(self._running),
+            committed_tokens_total=self._committed,
+            drafted_tokens_total=self._drafted,
+            accepted_tokens_total=self._accepted,
+            speculation=self.speculation,
+        )
 
     def submit(self, requests: Sequence[AddRequest]) -> Subscription:
         if self._dead is not None:
@@ -104,6 +116,11 @@ class FakeEngine:
         tokens = tuple(reply.tokens[start : start + self.tokens_per_step])
         running.sent += len(tokens)
         self._committed += len(tokens)
+        wanted = running.request.params.max_draft_tokens
+        drafted = min(self.drafts_per_step, wanted) if tokens else 0
+        accepted = min(drafted, max(len(tokens) - 1, 0))
+        self._drafted += drafted
+        self._accepted += accepted
         over = running.sent >= len(reply.tokens) and reply.finish is not None
         if over:
             del self._running[running.request.id]
@@ -115,5 +132,7 @@ class FakeEngine:
                     finish=reply.finish if over else None,
                     error=reply.error if over else None,
                     cached_tokens=self.cached_tokens,
+                    drafted=drafted,
+                    accepted=accepted,
                 )
             )

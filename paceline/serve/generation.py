@@ -19,7 +19,7 @@ from paceline.serve.chat import ChatTemplate
 from paceline.serve.engine import Engine, Subscription
 from paceline.serve.metrics import Metrics
 from paceline.serve.protocol import ChatRequest, CompletionRequest
-from paceline.serve.responses import Usage
+from paceline.serve.responses import DraftUsage, Usage
 from paceline.serve.tokenizer import Tokenizer
 from paceline.types import AddRequest, Delta, FinishReason
 
@@ -116,6 +116,8 @@ class _Choice:
         self.number = number
         self.assembler = assembler
         self.cached_tokens = 0
+        self.drafted = 0
+        self.accepted = 0
         self.last: float | None = None
 
 
@@ -168,13 +170,22 @@ class Generation:
             self._metrics.request_seconds.observe(now - self._arrival)
         return pieces
 
-    def usage(self) -> Usage:
-        """The counts; prompts count once, however many choices they have."""
+    def usage(self, *, drafts: bool = False) -> Usage:
+        """The counts; prompts count once, however many choices they have.
+
+        drafts: count draft tokens, too. A delta that completes a stop string counts as a whole,
+        so accepted drafts may include some behind the cut, which completion tokens do not.
+        """
         choices = list(self._choices.values())
+        counted = DraftUsage(
+            drafted_tokens=sum(choice.drafted for choice in choices),
+            accepted_tokens=sum(choice.accepted for choice in choices),
+        )
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self._prompts),
             completion_tokens=sum(choice.assembler.completion_tokens for choice in choices),
             cached_tokens=sum(choice.cached_tokens for choice in choices[:: self._n]),
+            drafts=counted if drafts else None,
         )
 
     def _piece(self, delta: Delta, now: float) -> ChoicePiece:
@@ -182,6 +193,8 @@ class Generation:
             raise self._error(delta)
         choice = self._choices[delta.id]
         choice.cached_tokens = max(choice.cached_tokens, delta.cached_tokens)
+        choice.drafted += delta.drafted
+        choice.accepted += delta.accepted
         self._observe(choice, len(delta.tokens), now)
         text, finish = choice.assembler.feed(delta.tokens, delta.finish)
         if finish is not None:

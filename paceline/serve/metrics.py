@@ -6,13 +6,13 @@ counted as requests go by. Knows nothing of HTTP libraries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.types import EngineStats
+from paceline.types import EngineStats, SpeculationStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -109,6 +109,38 @@ class _EngineCollector(Collector):
             "preemptions", "Requests put back for lack of pages", stats.preemptions_total
         )
         yield _counter("finished_choices", "Choices that have ended", stats.finished_total)
+        yield from _speculation(stats.speculation)
+
+
+def _speculation(said: SpeculationStats) -> Iterator[Metric]:
+    yield _by_position(
+        "draft_attempts", "Rows that carried a draft, by the draft's position", said.attempts
+    )
+    yield _by_position(
+        "draft_accepted", "Rows whose draft was accepted, by the draft's position", said.accepted
+    )
+    steps = CounterMetricFamily(
+        "paceline_speculation_steps",
+        "Engine steps by the draft shape that the policy chose, and its reason",
+        labels=["depth", "branching", "reason"],
+    )
+    for shape in said.shapes:
+        steps.add_metric([str(shape.depth), str(shape.branching), shape.reason], shape.steps)
+    yield steps
+    yield _gauge("speculation_depth", "Draft levels of the policy's latest choice", said.depth)
+    yield _gauge(
+        "speculation_budget", "Draft tokens of a step in the policy's latest choice", said.budget
+    )
+    yield _gauge(
+        "drafter_suspect", "1 when many drafts were verified and none accepted", said.suspect
+    )
+
+
+def _by_position(name: str, text: str, counts: Sequence[int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"paceline_{name}", text, labels=["position"])
+    for position, count in enumerate(counts, start=1):
+        family.add_metric([str(position)], count)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.errors import InvalidRequest
-from paceline.types import SamplingParams
+from paceline.types import TREE_WIDTH, SamplingParams
 
 MAX_N = 8
 MAX_STOPS = 16
@@ -25,6 +25,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_USER_MAX_TOKENS = 2**31 - 1
 DEFAULT_COMPLETION_TOKENS = 16
 _INT64 = range(-(2**63), 2**63)
+# The field `speculative` to draft tokens of one step at most.
+_MOST_DRAFTS = {None: TREE_WIDTH - 1, True: TREE_WIDTH - 1, False: 0}
 
 
 # --- What the rest of the server gets ------------------------------------------------------------
@@ -32,13 +34,17 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What both kinds of request share. `params.max_tokens` None: up to the context."""
+    """What both kinds of request share. `params.max_tokens` None: up to the context.
+
+    include_draft_usage: the usage also counts draft tokens.
+    """
 
     model: str
     params: SamplingParams
     n: int
     stream: bool
     include_usage: bool
+    include_draft_usage: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,8 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    speculative: bool | None = None
+    include_draft_usage: bool | None = None
     # Not supported unless they say "off".
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -274,6 +282,7 @@ def _options(fields: _Body, *, max_tokens: int | None) -> Options:
         n=n,
         stream=bool(fields.stream),
         include_usage=include_usage,
+        include_draft_usage=_include_draft_usage(fields, include_usage),
     )
 
 
@@ -298,6 +307,7 @@ def _sampling(fields: _Body, *, max_tokens: int | None) -> SamplingParams:
         stop=_stops(fields.stop),
         stop_token_ids=_stop_token_ids(fields.stop_token_ids),
         ignore_eos=bool(fields.ignore_eos),
+        max_draft_tokens=_MOST_DRAFTS[fields.speculative],
     )
 
 
@@ -313,6 +323,16 @@ def _include_usage(fields: _Body) -> bool:
             code="unsupported_parameter",
         )
     return bool(options.include_usage)
+
+
+def _include_draft_usage(fields: _Body, include_usage: bool) -> bool:
+    wanted = bool(fields.include_draft_usage)
+    _require(
+        not wanted or not fields.stream or include_usage,
+        "include_draft_usage",
+        "left out of a stream unless stream_options.include_usage is true",
+    )
+    return wanted
 
 
 def _limit(name: str, value: int | None) -> int | None:

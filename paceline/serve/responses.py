@@ -21,20 +21,34 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
+class DraftUsage(NamedTuple):
+    """Draft tokens verified for one HTTP request, over all its choices, and those accepted."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+
+
 class Usage(NamedTuple):
-    """Token counts of one HTTP request, over all its prompts and choices."""
+    """Token counts of one HTTP request, over all its prompts and choices.
+
+    drafts: None unless the client asked for them.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    drafts: DraftUsage | None = None
 
     def body(self) -> dict[str, Any]:
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.drafts is not None:
+            body["speculation"] = self.drafts._asdict()
+        return body
 
 
 class Head(NamedTuple):

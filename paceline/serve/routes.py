@@ -58,6 +58,7 @@ from paceline.serve.responses import (
     error_event,
     whole_response,
 )
+from paceline.serve.speculation import SpeculationInfo
 from paceline.types import AddRequest, FinishReason
 
 CLIENT_LEFT = 499
@@ -75,7 +76,8 @@ class Front:
     """What the routes share.
 
     model: None until the engine is ready. max_queued: choices in the server at most. seed: of the
-    seeds drawn for requests that bring none. api_key: None lets everybody in.
+    seeds drawn for requests that bring none. api_key: None lets everybody in. speculation: how the
+    engine was configured.
     """
 
     engine: Engine
@@ -84,6 +86,7 @@ class Front:
     max_queued: int
     seed: int = 0
     api_key: str | None = None
+    speculation: SpeculationInfo = field(default_factory=SpeculationInfo)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,7 +249,8 @@ async def _collect(send: Send, generation: Generation, job: _Job) -> int:
         FinishedChoice(number, "".join(text), end)
         for number, (text, end) in enumerate(zip(texts, ends, strict=True))
     ]
-    await send_whole(send, 200, body=whole_response(job.head, choices, generation.usage()))
+    usage = generation.usage(drafts=job.options.include_draft_usage)
+    await send_whole(send, 200, body=whole_response(job.head, choices, usage))
     return 200
 
 
@@ -263,8 +267,9 @@ async def _stream(send: Send, generation: Generation, job: _Job) -> int:
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             pieces = await generation.take()
-        usage = chunks.usage(generation.usage()) if include_usage else b""
-        last, status = events.encode(pieces) + usage + DONE, 200
+        usage = generation.usage(drafts=job.options.include_draft_usage)
+        counts = chunks.usage(usage) if include_usage else b""
+        last, status = events.encode(pieces) + counts + DONE, 200
     except RequestError as error:
         last, status = error_event(error), error.status
     except ClientGone:

@@ -33,6 +33,7 @@ from paceline.serve.chat import ChatTemplate
 from paceline.serve.engine_client import ENGINE_COMMAND, EngineClient
 from paceline.serve.generation import ServedModel
 from paceline.serve.routes import Front
+from paceline.serve.speculation import SpeculationInfo
 from paceline.serve.startup import StartupDisplay
 from paceline.serve.tokenizer import load_tokenizer
 from paceline.types import Ready
@@ -120,6 +121,7 @@ class _Server:
             max_queued=server_config.max_queued_requests,
             seed=engine_config.seed,
             api_key=server_config.api_key or os.environ.get(API_KEY_VARIABLE) or None,
+            speculation=SpeculationInfo.of(engine_config),
         )
         self._http = _Http(
             uvicorn.Config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def view_of(tiles: list[Tile], page_size: int) -> tuple[AttentionView, int]:
         contexts=torch.tensor([tile.context for tile in tiles], dtype=torch.int32),
         pages=pages,
         bounds=tuple(bounds),
+        tails=torch.tensor([tile.tokens for tile in tiles], dtype=torch.int32),
     )
     return view, len(order)
 
@@ -118,6 +120,10 @@ def test_a_layer_equals_the_reference(
     torch.manual_seed(seed)
     model = config(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     view, pages = view_of(tiles, page_size)
+    if seed % 3 == 0:  # what a drafter's cache looks like: nobody sees a text's first position
+        tiles = [Tile(min(t.tokens, TREE_WIDTH), max(t.context, 1), t.seed) for t in tiles]
+        view, pages = view_of(tiles, page_size)
+        view = dataclasses.replace(view, hidden=1)
     layout = KVLayout(
         pages=pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype
     )
@@ -136,6 +142,53 @@ def test_a_layer_equals_the_reference(
         torch.testing.assert_close(store, wanted_store, atol=2e-5, rtol=2e-5)
     tolerance = 2e-5 if norms is None or dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@settings(max_examples=20, deadline=None)
+@given(
+    tokens=st.integers(2, 64), context=st.integers(1, 90), seed=st.integers(0, 9), data=st.data()
+)
+def test_a_tree_level_by_level_is_the_tree_at_once(
+    tokens: int, context: int, seed: int, data: st.DataObject, *, fast: bool
+) -> None:
+    """The last tokens of a tail, as a tile of their own, see what is in the tail before them."""
+    torch.manual_seed(seed)
+    model = config()
+    kernels = compiled(model, torch.float32) if fast else ReferenceKernels(model, MAX_LENGTH, CPU)
+    whole, pages = view_of([Tile(tokens, context, seed)], 7)
+    layout = KVLayout(pages=pages, page_size=7, kv_heads=2, head_dim=64, dtype=torch.float32)
+    cache = layout.allocate(CPU).normal_()
+    qkv = torch.randn(tokens, 10 * 64)
+    step = kernels.begin(whole)
+    at_once = step.attend(step.rotate_and_store(qkv, cache, None), cache)
+    cut = data.draw(st.integers(1, tokens - 1))
+    for lo, hi in ((0, cut), (cut, tokens)):
+        level = dataclasses.replace(
+            whole,
+            positions=whole.positions[lo:hi],
+            cache_index=whole.cache_index[lo:hi],
+            ancestors=whole.ancestors[lo:hi].contiguous(),
+            tile_starts=torch.tensor([0, hi - lo], dtype=torch.int32),
+            bounds=(0, hi - lo),
+            tails=torch.tensor([hi], dtype=torch.int32),
+        )
+        step = kernels.begin(level)
+        part = step.attend(step.rotate_and_store(qkv[lo:hi].clone(), cache, None), cache)
+        torch.testing.assert_close(part, at_once[lo:hi], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_keys_and_values_alone_are_stored_as_with_queries(normed: bool) -> None:
+    model = config()
+    view, pages = view_of([Tile(5, 9, 0), Tile(1, 30, 0)], 4)
+    layout = KVLayout(pages=pages, page_size=4, kv_heads=2, head_dim=64, dtype=torch.float32)
+    qkv, norm = torch.randn(6, 10 * 64), torch.rand(64) if normed else None
+    for kernels in (compiled(model, torch.float32), ReferenceKernels(model, MAX_LENGTH, CPU)):
+        step, both, alone = kernels.begin(view), *(layout.allocate(CPU).zero_() for _ in range(2))
+        step.rotate_and_store(qkv.clone(), both, None if norm is None else (norm, norm))
+        step.store(qkv[:, 6 * 64 :].clone(), alone, norm)
+        assert torch.equal(both, alone) and bool(both.any())
 
 
 @settings(max_examples=20, deadline=None)
@@ -174,6 +227,21 @@ def test_noisy_argmax_equals_the_reference_bit_for_bit() -> None:
         positions = torch.randint(-1, 9, (300,), generator=generator)
         a, b = (k.noisy_argmax(logits.clone(), seeds, positions) for k in (fast, slow))
         assert torch.equal(a, b)
+
+
+def test_noise_of_some_ids_is_that_of_the_whole_vocabulary() -> None:
+    model = config()
+    fast, slow = compiled(model, torch.float32), ReferenceKernels(model, MAX_LENGTH, CPU)
+    ids = torch.randperm(model.vocab_size)[:700].sort().values.int()
+    seeds, positions = torch.arange(9), torch.tensor([-1, 0, 1, 2, 3, -1, 99, 5, 7])
+    logits = torch.randn(9, 700)
+    added = [logits.clone(), logits.clone()]
+    for kernels, out in zip((fast, slow), added, strict=True):
+        kernels.add_noise(out, ids, seeds, positions)
+    assert torch.equal(added[0], added[1]) and torch.equal(added[0][0], logits[0])
+    whole = torch.zeros(9, model.vocab_size)
+    slow.add_noise(whole, slow.ids, seeds, positions)
+    assert torch.equal(added[0], logits + whole[:, ids.long()])
 
 
 @pytest.mark.parametrize("noisy", [False, True])

@@ -17,7 +17,7 @@ def resolve(**options: int | None) -> startup.Resolved:
     config = EngineConfig(device="cpu", **options)  # type: ignore[arg-type]
     checkpoint = open_checkpoint(None, "auto")
     device, dtype = startup.torch.device("cpu"), startup.torch.bfloat16
-    return _resolve(config, checkpoint, device=device, dtype=dtype)
+    return _resolve(config, checkpoint.config, device=device, dtype=dtype)
 
 
 def test_the_defaults_take_a_quarter_of_free_memory_at_most(

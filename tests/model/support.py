@@ -39,6 +39,7 @@ def chunk_view(start: int, count: int, pages: int) -> AttentionView:
         contexts=torch.tensor([start], dtype=torch.int32),
         pages=torch.arange(pages, dtype=torch.int32)[None],
         bounds=(0, count),
+        tails=torch.tensor([count], dtype=torch.int32),
     )
 
 
@@ -51,7 +52,7 @@ def run_alone(
     start, out = 0, []
     for ids in chunks:
         step = kernels.begin(chunk_view(start, len(ids), layout.pages))
-        hidden = model.forward(torch.tensor(ids), step, caches)
+        hidden, _ = model.forward(torch.tensor(ids), step, caches)
         out.append(model.logits(hidden, step))
         start += len(ids)
     return out

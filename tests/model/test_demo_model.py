@@ -67,6 +67,7 @@ def view_of(lengths: list[int]) -> tuple[AttentionView, int]:
         contexts=torch.zeros(len(lengths), dtype=torch.int32),
         pages=pages,
         bounds=bounds,
+        tails=torch.tensor(lengths, dtype=torch.int32),
     )
     return view, pages.numel()
 
@@ -91,7 +92,7 @@ def all_logits(kind: str, dtype: torch.dtype) -> dict[int, torch.Tensor]:
     )
     step = kernels.begin(view)
     tokens = torch.tensor([token for text in texts for token in text])
-    hidden = model.forward(tokens, step, [layout.allocate(CPU) for _ in model.layers])
+    hidden, _ = model.forward(tokens, step, [layout.allocate(CPU) for _ in model.layers])
     return {
         n: model.logits(hidden[end - len(CASES[n]["greedy"]) : end], step)
         for end, n in zip(view.bounds[1:], numbers, strict=True)

@@ -4,7 +4,9 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.plan.policy import Off, Schedule, SpeculationPolicy, Static, Threshold
-from paceline.plan.step import PLAIN, Load
+from paceline.plan.step import PLAIN, Load, RequestShape
+
+CHAIN = RequestShape.chain(3)
 
 
 def depths(policy: SpeculationPolicy, decodes: tuple[int, ...]) -> list[int]:
@@ -21,15 +23,15 @@ def depths(policy: SpeculationPolicy, decodes: tuple[int, ...]) -> list[int]:
 def test_each_policy_by_load() -> None:
     counts = (0, 1, 4, 5, 6, 16, 17, 600)
     assert depths(Off(), counts) == [0] * 8
-    assert depths(Static(3), counts) == [0, 3, 3, 3, 3, 3, 3, 3]
-    assert depths(Threshold(3, 5), counts) == [0, 3, 3, 3, 0, 0, 0, 0]
+    assert depths(Static(CHAIN), counts) == [0, 3, 3, 3, 3, 3, 3, 3]
+    assert depths(Threshold(CHAIN, 5), counts) == [0, 3, 3, 3, 0, 0, 0, 0]
     schedule = Schedule.parse([[1, 4, 5], [5, 16, 3], [17, 512, 0]])
     assert depths(schedule, counts) == [0, 5, 5, 3, 3, 3, 0, 0]
 
 
 def test_no_decodes_is_plain() -> None:
     load = Load(decodes=0, prefill_tokens=7, context_tokens=0, waiting=0)
-    assert Static(3).choose(load).shape is PLAIN
+    assert Static(CHAIN).choose(load).shape is PLAIN
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 from paceline.serve.app import create_app
 from paceline.serve.fake import FakeEngine
 from paceline.serve.routes import Front
+from paceline.serve.speculation import SpeculationInfo
+from paceline.types import SpeculationStats
 
 from .http_support import MODEL, make_front
 
@@ -53,6 +55,59 @@ def test_health(path: str) -> None:
     assert (starting.status_code, starting.json()["error"]["code"]) == (503, "engine_starting")
 
 
+def test_speculation() -> None:
+    said = SpeculationStats(
+        depth=3, budget=6, reason="static", attempts=(6, 4), accepted=(3, 1), recent=(0.5, 0.25)
+    )
+    engine = FakeEngine(tokens_per_step=4, drafts_per_step=3, speculation=said)
+    info = SpeculationInfo(algorithm="EAGLE3", policy="static", draft_model="/models/eagle")
+    front = make_front(engine, speculation=info, api_key="k")
+    key = {"authorization": "Bearer k"}
+    ask(
+        front,
+        "POST",
+        "/v1/completions",
+        json={"model": MODEL, "prompt": "hi", "max_tokens": 8},
+        headers=key,
+    )
+    response = ask(front, "GET", "/v1/speculation", headers=key)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {
+        "algorithm": "EAGLE3",
+        "policy": "static",
+        "draft_model": "/models/eagle",
+        "shape": {"depth": 3, "branching": 1, "budget": 6},
+        "reason": "static",
+        "acceptance": {
+            "attempts": [6, 4],
+            "accepted": [3, 1],
+            "share": [0.5, 0.25],
+            "recent": [0.5, 0.25],
+        },
+        "drafted_tokens": 6,
+        "accepted_tokens": 6,
+        "drafter_failures": 0,
+        "suspect": False,
+        "shapes": [],
+    }
+
+
+def test_speculation_needs_a_key_and_an_engine() -> None:
+    path = "/v1/speculation"
+    keyed = make_front(api_key="k")
+    assert ask(keyed, "GET", path).status_code == 401
+    assert ask(keyed, "GET", path, headers={"authorization": "Bearer x"}).status_code == 401
+    starting = ask(make_front(model=None), "GET", path)
+    assert (starting.status_code, starting.json()["error"]["code"]) == (503, "engine_starting")
+    engine = FakeEngine()
+    front = make_front(engine)
+    assert ask(front, "GET", path).json()["algorithm"] == "NONE"
+    engine.die("killed")
+    dead = ask(front, "GET", path)
+    assert (dead.status_code, dead.json()["error"]["code"]) == (503, "engine_dead")
+
+
 def test_metrics() -> None:
     front = make_front()
     ask(front, "POST", "/v1/completions", json={"model": MODEL, "prompt": "hi"})
@@ -71,6 +126,8 @@ def test_metrics() -> None:
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
+        ("POST", "/v1/speculation", 405),
+        ("GET", "/v1/speculation/", 404),
     ],
 )
 def test_wrong_paths_and_methods(method: str, path: str, status: int) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.serve.engine import Exchange, Subscription
 from paceline.types import Delta, FinishReason
@@ -43,6 +45,44 @@ def test_deltas_merge_while_they_wait(exchange: Exchange) -> None:
     ]
     assert subscription.running == ("b",)
     assert len(exchange) == 1
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from("ab"),
+        st.lists(st.integers(0, 9), max_size=3),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.booleans(),
+    ),
+    max_size=20,
+)
+
+
+@given(STEPS)
+def test_however_deltas_merge_tokens_and_drafts_add_up(
+    steps: list[tuple[str, list[int], int, int, bool]],
+) -> None:
+    """The last value of each step says whether the reader comes before the next."""
+    subscription = Exchange(Aborts()).open(["a", "b"])
+    got: list[Delta] = []
+    for name, tokens, drafted, accepted, read in steps:
+        subscription.deliver(
+            Delta(id=name, tokens=tuple(tokens), drafted=drafted, accepted=accepted)
+        )
+        if read:
+            got += take(subscription)
+    for name in "ab":
+        subscription.deliver(Delta(id=name, finish=END))
+    got += take(subscription)
+    for name in "ab":
+        sent = [step for step in steps if step[0] == name]
+        mine = [delta for delta in got if delta.id == name]
+        assert [token for delta in mine for token in delta.tokens] == [
+            token for step in sent for token in step[1]
+        ]
+        assert sum(delta.drafted for delta in mine) == sum(step[2] for step in sent)
+        assert sum(delta.accepted for delta in mine) == sum(step[3] for step in sent)
 
 
 def test_a_reader_wakes_when_something_comes(exchange: Exchange) -> None:

@@ -24,7 +24,7 @@ from paceline.serve.generation import (
 )
 from paceline.serve.metrics import Metrics
 from paceline.serve.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from paceline.serve.responses import Usage
+from paceline.serve.responses import DraftUsage, Usage
 from paceline.serve.tokenizer import Tokenizer
 from paceline.types import AddRequest, EngineStats, FinishReason, SamplingParams
 
@@ -133,6 +133,39 @@ def test_choices_and_usage() -> None:
         assert [p.finish for p in pieces if p.finish] == [FinishReason.STOP] * 4
         assert got.usage() == Usage(prompt_tokens=3, completion_tokens=16, cached_tokens=2)
         assert engine.aborted == []
+
+    asyncio.run(scenario())
+
+
+def test_draft_counts_are_those_of_all_choices() -> None:
+    async def scenario() -> None:
+        # Of each choice: steps of 3, 3 and 2 tokens, each after 4 drafts.
+        engine = FakeEngine(reply=says("abcdefg"), tokens_per_step=3, drafts_per_step=4)
+        got = generation(engine, prompts=[(1, 2), (3,)], n=2)
+        await read(got)
+        assert got.usage().drafts is None
+        assert got.usage(drafts=True).drafts == DraftUsage(
+            drafted_tokens=4 * (4 + 4 + 4), accepted_tokens=4 * (2 + 2 + 1)
+        )
+        assert engine.stats.drafted_tokens_total == 48
+        assert engine.stats.accepted_tokens_total == 20
+
+    asyncio.run(scenario())
+
+
+def test_draft_counts_end_with_the_delta_that_completes_a_stop_string() -> None:
+    def reply(request: AddRequest) -> Reply:
+        return Reply(tokens=list(b"abSTOPyyyyyyyyyy" if request.id == "r-0" else b"abcdef"))
+
+    async def scenario() -> None:
+        engine = FakeEngine(reply=reply, tokens_per_step=4, drafts_per_step=5)
+        got = generation(engine, n=2, stop="STOP")
+        assert texts(await read(got), 2) == ["ab", "abcdef"]
+        usage = got.usage(drafts=True)
+        assert usage.completion_tokens == 6 + 6
+        assert usage.drafts == DraftUsage(
+            drafted_tokens=(5 + 5) + (5 + 5), accepted_tokens=(3 + 3) + (3 + 1)
+        )
 
     asyncio.run(scenario())
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.serve.metrics import Metrics
-from paceline.types import EngineStats
+from paceline.types import EngineStats, ShapeStats, SpeculationStats
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -51,6 +53,66 @@ def test_engine_figures_are_read_when_asked() -> None:
         ("paceline_finished_choices_total", ""): 12,
     }
     assert {key: got[key] for key in expected} == expected
+
+
+def shape(steps: int, *, depth: int = 3, branching: int = 1, reason: str = "r") -> ShapeStats:
+    return ShapeStats(
+        depth=depth,
+        branching=branching,
+        reason=reason,
+        steps=steps,
+        committed=0,
+        drafted=0,
+        accepted=0,
+    )
+
+
+def test_how_speculation_goes() -> None:
+    said = SpeculationStats(
+        depth=3,
+        branching=2,
+        budget=18,
+        reason="few requests",
+        attempts=(10, 8, 5),
+        accepted=(7, 4, 0),
+        shapes=(shape(6, branching=2, reason="few requests"), shape(4, depth=0, reason="many")),
+        suspect=True,
+    )
+    metrics = Metrics(lambda: EngineStats(drafter_failures_total=2, speculation=said))
+    got = samples(metrics)
+    for position, (attempts, accepted) in {"1": (10, 7), "2": (8, 4), "3": (5, 0)}.items():
+        assert got["paceline_draft_attempts_total", position] == attempts
+        assert got["paceline_draft_accepted_total", position] == accepted
+    assert got["paceline_speculation_depth", ""] == 3
+    assert got["paceline_speculation_budget", ""] == 18
+    assert got["paceline_drafter_suspect", ""] == 1
+    assert got["paceline_drafter_failures_total", ""] == 2
+    name = "paceline_speculation_steps_total"
+    page = metrics.text().decode()
+    assert f'{name}{{branching="2",depth="3",reason="few requests"}} 6.0' in page
+    assert f'{name}{{branching="1",depth="0",reason="many"}} 4.0' in page
+    assert f"# TYPE {name} counter" in page
+    assert "# TYPE paceline_draft_attempts_total counter" in page
+
+
+def test_before_the_first_step_nothing_was_drafted() -> None:
+    got = samples(Metrics(EngineStats))
+    assert got["paceline_speculation_depth", ""] == got["paceline_drafter_suspect", ""] == 0
+    assert not [name for name, _ in got if name.startswith("paceline_draft_a")]
+
+
+@given(st.lists(st.text(), unique=True, max_size=4))
+def test_a_reason_is_any_text(reasons: list[str]) -> None:
+    """As a label it comes out as it went in: quotes, line breaks and backslashes included."""
+    shapes = tuple(shape(number, reason=reason) for number, reason in enumerate(reasons))
+    metrics = Metrics(lambda: EngineStats(speculation=SpeculationStats(shapes=shapes)))
+    found = {
+        sample.labels["reason"]: sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if sample.name == "paceline_speculation_steps_total"
+    }
+    assert found == {reason: number for number, reason in enumerate(reasons)}
 
 
 def test_http_figures() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest
 from paceline.serve.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
-from paceline.types import SamplingParams
+from paceline.types import TREE_WIDTH, SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 
@@ -75,8 +75,27 @@ def test_other_spellings() -> None:
     assert chat(max_completion_tokens=5, max_tokens=5).options.params.max_tokens == 5
 
 
+def test_a_request_may_do_without_drafts() -> None:
+    for parse in (completion, chat):
+        assert parse(speculative=False).options.params.max_draft_tokens == 0
+        assert parse(speculative=True) == parse(speculative=None) == parse()
+        assert parse().options.params.max_draft_tokens == TREE_WIDTH - 1
+
+
+def test_draft_counts_come_on_request() -> None:
+    in_stream = {"stream": True, "stream_options": {"include_usage": True}}
+    for parse in (completion, chat):
+        assert parse().options.include_draft_usage is False
+        assert parse(include_draft_usage=False, stream=True).options.include_draft_usage is False
+        assert parse(include_draft_usage=True).options.include_draft_usage is True
+        assert parse(include_draft_usage=True, **in_stream).options.include_draft_usage is True
+
+
 def test_nulls_are_as_if_left_out() -> None:
-    names = ("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options")
+    names = (
+        *("max_tokens", "temperature", "top_p", "n", "seed", "stop", "stream", "stream_options"),
+        *("speculative", "include_draft_usage"),
+    )
     assert completion(**dict.fromkeys(names)) == completion()
     assert chat(**dict.fromkeys(names)) == chat()
 
@@ -171,6 +190,22 @@ BAD_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 300}, "stop_token_ids"),
     ({"ignore_eos": "yes"}, "ignore_eos"),
+    ({"speculative": "false"}, "speculative"),
+    ({"speculative": 0}, "speculative"),
+    ({"speculative": 1.0}, "speculative"),
+    ({"speculative": {"depth": 2}}, "speculative"),
+    ({"include_draft_usage": "yes"}, "include_draft_usage"),
+    ({"include_draft_usage": 1}, "include_draft_usage"),
+    ({"include_draft_usage": True, "stream": True}, "include_draft_usage"),
+    (
+        {
+            "include_draft_usage": True,
+            "stream": True,
+            "stream_options": {"include_usage": False},
+        },
+        "include_draft_usage",
+    ),
+    ({"speculation": False}, "speculation"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
@@ -333,7 +368,12 @@ def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from([*OFF_COMPLETION, *OFF_CHAT, "n", "stop", "seed", "temperature", "top_k"]),
+        st.sampled_from(
+            [
+                *(*OFF_COMPLETION, *OFF_CHAT, "n", "stop", "seed", "temperature", "top_k"),
+                *("speculative", "include_draft_usage"),
+            ]
+        ),
         JSON,
         max_size=4,
     ),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline import errors
 from paceline.serve.responses import (
     ChunkEncoder,
+    DraftUsage,
     FinishedChoice,
     Head,
     Kind,
@@ -22,6 +23,7 @@ from paceline.serve.responses import (
 )
 from paceline.types import FinishReason
 
+KINDS: tuple[Kind, ...] = ("chat", "completion")
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=2)
 USAGE_BODY = {
     "prompt_tokens": 5,
@@ -70,6 +72,16 @@ def test_a_whole_completion() -> None:
     assert body["choices"] == [
         {"index": i, "text": f"t{i}", "logprobs": None, "finish_reason": "length"} for i in range(2)
     ]
+
+
+def test_draft_counts_are_in_the_usage_that_has_them() -> None:
+    usage = USAGE._replace(drafts=DraftUsage(drafted_tokens=9, accepted_tokens=6))
+    wanted = {**USAGE_BODY, "speculation": {"drafted_tokens": 9, "accepted_tokens": 6}}
+    for kind in KINDS:
+        choices = [FinishedChoice(0, "hi", FinishReason.STOP)]
+        assert json.loads(whole_response(head(kind), choices, usage))["usage"] == wanted
+        chunk = event(ChunkEncoder(head(kind), 1, include_usage=True).usage(usage))
+        assert (chunk["choices"], chunk["usage"]) == ([], wanted)
 
 
 @given(st.text())

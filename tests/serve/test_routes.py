@@ -95,6 +95,51 @@ def test_a_stream_says_the_same_as_an_answer(path: str, tokens_per_step: int) ->
             assert ends[0]["delta"] == {"role": "assistant", "content": ""}
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_draft_counts_are_in_the_usage_of_who_asks(path: str) -> None:
+    # Of each choice: steps of 5, 5 and 2 tokens, each after 3 drafts.
+    engine = FakeEngine(reply=says("héllo 😀"), tokens_per_step=5, drafts_per_step=3)
+    front = make_front(engine)
+    in_stream = {"stream": True, "stream_options": {"include_usage": True}, "n": 2}
+    asked = {"include_draft_usage": True}
+    plain = post(front, path, n=2).json()["usage"]
+    assert "speculation" not in plain
+    wanted = {**plain, "speculation": {"drafted_tokens": 18, "accepted_tokens": 14}}
+    assert post(front, path, n=2, **asked).json()["usage"] == wanted
+    *_, usage, _ = events(post(front, path, **in_stream, **asked))
+    assert usage["usage"] == wanted
+    *_, usage, _ = events(post(front, path, **in_stream))
+    assert usage["usage"] == plain
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([CHAT, COMPLETION]),
+    st.integers(1, 8),
+    st.integers(1, 6),
+    st.integers(0, 8),
+    st.integers(1, 40),
+    st.sampled_from([None, True, False]),
+)
+def test_draft_counts_hold_for_any_stream(
+    path: str, n: int, tokens_per_step: int, drafts: int, tokens: int, speculative: bool | None
+) -> None:
+    engine = FakeEngine(tokens_per_step=tokens_per_step, drafts_per_step=drafts)
+    front = make_front(engine)
+    asked = {"max_tokens": tokens, "n": n, "include_draft_usage": True, "speculative": speculative}
+    whole = post(front, path, **asked).json()["usage"]
+    *_, chunk, _ = events(
+        post(front, path, stream=True, stream_options={"include_usage": True}, **asked)
+    )
+    assert chunk["usage"] == whole
+    counts = whole["speculation"]
+    assert 2 * counts["drafted_tokens"] == engine.stats.drafted_tokens_total
+    assert 2 * counts["accepted_tokens"] == engine.stats.accepted_tokens_total
+    assert 0 <= counts["accepted_tokens"] <= counts["drafted_tokens"]
+    assert counts["accepted_tokens"] < whole["completion_tokens"] == n * tokens
+    assert counts["drafted_tokens"] == 0 or speculative is not False
+
+
 def test_without_include_usage_no_chunk_speaks_of_it() -> None:
     *chunks, done = events(post(make_front(FakeEngine(reply=says("ab"))), CHAT, stream=True))
     assert done == "[DONE]"
@@ -136,6 +181,18 @@ def test_what_the_engine_is_asked() -> None:
     last = engine.requests[-1].params
     assert last.max_tokens == 1000 - 2
     assert last.seed is not None
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_every_choice_of_a_request_does_without_drafts(path: str) -> None:
+    engine = FakeEngine(tokens_per_step=4, drafts_per_step=3)
+    fields = {"n": 3, "max_tokens": 8, "include_draft_usage": True}
+    plain = post(make_front(engine), path, speculative=False, **fields).json()["usage"]
+    assert [request.params.max_draft_tokens for request in engine.requests] == [0, 0, 0]
+    assert plain["speculation"] == {"drafted_tokens": 0, "accepted_tokens": 0}
+    usual = post(make_front(engine), path, speculative=True, **fields).json()["usage"]
+    assert {request.params.max_draft_tokens for request in engine.requests[3:]} == {63}
+    assert usual["speculation"] == {"drafted_tokens": 18, "accepted_tokens": 18}
 
 
 def test_seeds_drawn_for_requests_follow_the_servers_seed() -> None:

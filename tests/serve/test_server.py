@@ -90,6 +90,8 @@ def test_start_serve_stop(number: signal.Signals) -> None:
             base_url=url_in(line), headers={"authorization": "Bearer from-env"}
         ) as http:
             assert http.get("/health").status_code == 200
+            said = http.get("/v1/speculation").json()
+            assert (said["algorithm"], said["policy"], said["draft_model"]) == ("NONE", "off", None)
             body = {"model": "SmolLM2-135M-Instruct", "prompt": [66, 67, 68]}
             answer = http.post("/v1/completions", json=body).json()
             assert answer["usage"]["completion_tokens"] == 4

@@ -25,12 +25,15 @@ from paceline.types import (
     Progress,
     Ready,
     SamplingParams,
+    ShapeStats,
     Shutdown,
+    SpeculationStats,
     StepOutputs,
 )
 
 TO_ENGINE = [
     AddRequest(id="a-0", prompt=(1, 2, 3), params=SamplingParams(seed=-5, stop=("x", "é"))),
+    AddRequest(id="b-1", prompt=(4,), params=SamplingParams(max_draft_tokens=0)),
     AbortRequests(ids=("a-0", "b-1")),
     Shutdown(),
 ]
@@ -40,6 +43,31 @@ FROM_ENGINE = [
     StepOutputs(
         deltas=(Delta(id="a-0", tokens=(7,), finish=FinishReason.STOP, cached_tokens=2),),
         stats=EngineStats(running=1, step_seconds_total=0.5),
+    ),
+    StepOutputs(
+        deltas=(Delta(id="a-0", tokens=(7, 8), drafted=3, accepted=1),),
+        stats=EngineStats(
+            speculation=SpeculationStats(
+                depth=3,
+                budget=3,
+                reason="é",
+                attempts=(1, 1, 1),
+                accepted=(1, 0, 0),
+                recent=(1.0, 0.0, 0.0),
+                shapes=(
+                    ShapeStats(
+                        depth=3,
+                        branching=1,
+                        reason="é",
+                        steps=1,
+                        committed=2,
+                        drafted=3,
+                        accepted=1,
+                    ),
+                ),
+                suspect=True,
+            )
+        ),
     ),
     Failed(message="out of memory"),
 ]
