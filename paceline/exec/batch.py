@@ -120,34 +120,34 @@ class RaggedBatch:
         )
 
     def walk(self, verdict: Verdict) -> Walk:
-        """Where the accepted drafts of a verdict on this batch are, and where they belong."""
+        """Which tokens a verdict commits: the given ones and, of the drafts, the accepted."""
+        if not self.depth:
+            places = self.view.cache_index  # all are given, in order
+            return Walk(tokens=self.given, places=places, last=self.last_given)
         path = verdict.path  # (S, depth)
         tokens = self.sample_index[self.nodes.gather(1, path.clamp(min=0))]
-        order = torch.arange(1, path.shape[1] + 1, device=path.device)
-        at = self.ends[self.sample_rows, None] - 1 + order
+        order = torch.arange(path.shape[1], device=path.device)
+        at = self.ends[self.sample_rows, None] + order
         table = self.view.pages[self.sample_rows]
         page = table.gather(1, (at // self.page_size).clamp(max=table.shape[1] - 1)).long()
-        places = page * self.page_size + at % self.page_size
+        places = torch.where(path < 0, -1, page * self.page_size + at % self.page_size)
         ends = torch.cat((self.last_given[self.sample_rows, None], tokens), 1)
         last = ends.gather(1, verdict.accepted[:, None])[:, 0]
         return Walk(
-            accepted=path >= 0,
-            tokens=tokens,
-            places=places,
+            tokens=torch.cat((self.given, tokens.flatten())),
+            places=torch.cat((self.view.cache_index[self.given], places.flatten())),
             last=self.last_given.index_copy(0, self.sample_rows, last),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """The accepted drafts of a batch: S rows, `depth` levels.
+    """The tokens of a batch that are committed: C candidates, all given ones among them.
 
-    accepted: (S, depth) bool; of the rest the values mean nothing. tokens: (S, depth) int64, which
-    of the batch's tokens. places: (S, depth) int64, where a chain has its K/V (as `cache_index`).
-    last: (R,) int64, the last token of each row whose K/V is committed.
+    tokens: (C,) int64, which of the batch's tokens. places: (C,) int64, where their K/V belongs (as
+    `cache_index`); -1: not accepted. last: (R,) int64, the last committed token of each row.
     """
 
-    accepted: torch.Tensor
     tokens: torch.Tensor
     places: torch.Tensor
     last: torch.Tensor

@@ -60,15 +60,11 @@ class EagleDrafter:
         before = torch.cat((fused, self._roots[batch.slots]))[batch.parents]
         self.model.write(batch.tokens, before, step, self.caches[0])
         walk = batch.walk(verdict)
-        self._keep(batch.view.cache_index[batch.given], fused[batch.given], batch.page_size)
-        places = torch.where(walk.accepted, walk.places, -1).flatten()
-        self._keep(places, fused[walk.tokens.flatten()], batch.page_size)
+        size = batch.page_size
+        last = (walk.places >= 0) & (walk.places % size == size - 1)
+        page = torch.where(last, walk.places // size, self._nowhere)
+        self._page_features[page] = fused[walk.tokens]
         self._roots[batch.slots] = fused[walk.last]
-
-    def _keep(self, places: torch.Tensor, fused: torch.Tensor, page_size: int) -> None:
-        """Of those that are the last of a page; place -1 is none."""
-        last = (places >= 0) & (places % page_size == page_size - 1)
-        self._page_features[torch.where(last, places // page_size, self._nowhere)] = fused
 
     # Drafting -------------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class Executor:
         """Bring the K/V of accepted tree nodes to where a chain would have written it."""
         walk = batch.walk(verdict)
         now = batch.view.cache_index[walk.tokens]
-        moved = walk.accepted & (now != walk.places)
+        moved = (walk.places >= 0) & (now != walk.places)
         source, target = now[moved], walk.places[moved]
         for cache in (*self.caches, *self.drafter.caches):
             size = cache.shape[3]

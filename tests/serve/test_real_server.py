@@ -14,7 +14,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -174,38 +173,6 @@ def test_a_bad_request_hurts_nobody(client: openai.OpenAI) -> None:
         assert caught.value.param == next(iter(bad))
     thread.join()
     assert results[0] == results[1]
-
-
-def bench(url: str, folder: Path) -> dict[str, Any]:
-    """`paceline bench` at concurrency 1 and 10; every request must succeed."""
-    command = [sys.executable, "-m", "paceline.cli", "bench", "--server-url", url]
-    command += ["--concurrency", "1", "10", "--requests-per-level", "10", "--warmup", "1"]
-    command += ["--max-tokens", "24", "--save-texts", "--output", str(folder / "result.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.findall(r"ok: (\d+/\d+)", done.stdout) == ["10/10", "10/10"]
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
-
-
-def test_speculation_off_above_a_threshold_fails_and_changes_nothing(tmp_path: Path) -> None:
-    """The story this project began with: 10 of 10 at concurrency 1 and, plainly, at 10."""
-    shared = ("--dtype", "float32", "--kv-tokens", "8192", "--max-model-len", "1024")
-    flags = (
-        "--speculative-algorithm", "NGRAM", "--speculative-policy", "threshold",
-        "--speculative-disable-batch-threshold", "5",
-    )  # fmt: skip
-    texts = []
-    for arm in ((), flags):
-        with running_server(*shared, *arm) as (url, _):
-            for level in bench(url, tmp_path)["levels"]:
-                texts.append(
-                    [r["text"] for r in sorted(level["records"], key=lambda r: r["index"])]
-                )
-            seen = metrics(url)
-            assert (seen["paceline_drafted_tokens_total"] > 0) == bool(arm)
-            assert seen["paceline_drafter_failures_total"] == 0
-    assert texts[0] == texts[1] == texts[2] == texts[3]
 
 
 def test_ctrl_c_ends_a_busy_server_cleanly() -> None:
