@@ -218,3 +218,42 @@ def test_switching_by_load_is_free(
         assert run(engine, requests(1)) == {"0": alone["0"]}
         assert run(engine, requests(16)) == alone
     assert engine.stats.accepted_tokens_total > 0
+
+
+def wrong(texts: Texts) -> Callable[..., tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Drafts that can never be accepted: children of the root that are not the next token."""
+    whole = [(*m.prompt, *texts[m.id][0]) for m in requests(16)]
+
+    def guess(text: list[int], count: int, _rng: random.Random):  # type: ignore[no-untyped-def]
+        (token, *_) = (w[len(text)] for w in whole if list(w[: len(text)]) == text)
+        return tuple((token + 1 + j) % 300 for j in range(count)), (0,) * count
+
+    return guess
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"pages": 34, "running": 16, "batched": 60}, {"running": 5, "batched": 9, "page_size": 3}],
+    ids=str,
+)
+def test_drafts_change_neither_who_runs_nor_who_waits(
+    model: LlamaModel, alone: Texts, setting: dict[str, int]
+) -> None:
+    """Under pressure the same requests are admitted, preempted and found in the cache."""
+    seen = []
+    for policy in (Static(RequestShape.chain(0)), Static(RequestShape.chain(6))):
+        engine = make_engine(model, drafter=TextDrafter(wrong(alone)), policy=policy, **setting)
+        events = []
+        for message in [*requests(16), *requests(16)]:
+            if message.id in engine.scheduler.by_id:
+                while not engine.idle:
+                    engine.step()
+            engine.add(message)
+        while not engine.idle:
+            engine.step()
+            running = [r.id for r in engine.scheduler.running]
+            events.append((running, engine.stats.preemptions_total))
+        stats = engine.stats
+        seen.append((events, stats.cached_prompt_tokens_total, stats.steps_total))
+    assert seen[0] == seen[1]
+    assert engine.stats.drafted_tokens_total > 100 and engine.stats.accepted_tokens_total == 0

@@ -16,7 +16,7 @@ from paceline.attention.reference import ReferenceKernels
 from paceline.checkpoint import open_checkpoint
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import load_weights
-from tests.model.support import LENGTH, compiled_kernels, run_alone
+from tests.model.support import LENGTH, chunk_view, compiled_kernels, run_alone
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = dict(
@@ -155,3 +155,24 @@ def test_chunks_and_single_tokens_equal_one_pass(
     chunks = [random_ids(150)[a:b] for a, b in itertools.pairwise((0, *cuts, 150))]
     parts = run_alone(model, kernels_of(kind, model), chunks, layout_of(model))
     torch.testing.assert_close(torch.cat(parts), theirs[150], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["reference", "compiled"])
+@torch.inference_mode()
+def test_the_residual_stream_is_that_of_transformers(kind: str, directory: Path) -> None:
+    """Before each layer, as drafters read it; what comes after the last is never normed."""
+    ours, _ = saved("qwen3", directory)
+    theirs = their_model(*MODELS["qwen3"])
+    ids = random_ids(20)
+    wanted = theirs(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    caches = [layout_of(ours).allocate(CPU) for _ in ours.layers]
+    step = kernels_of(kind, ours).begin(chunk_view(0, 20, LENGTH // PAGE))
+    hidden, seen = ours.forward(torch.tensor(ids), step, caches, (0, 1, 3))
+    first, second, last = seen.chunk(3, 1)
+    torch.testing.assert_close(first, wanted[0][0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(second, wanted[1][0], atol=1e-4, rtol=1e-4)
+    assert torch.equal(last, hidden)
+    normed = theirs.model.norm(last)  # transformers norms its last one
+    torch.testing.assert_close(normed, wanted[3][0], atol=1e-4, rtol=1e-4)
+    again, nothing = ours.forward(torch.tensor(ids), step, caches)
+    assert torch.equal(again, hidden) and nothing.shape == (20, 0)
