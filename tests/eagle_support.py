@@ -53,12 +53,19 @@ def eagle_config(**changes: Any) -> EagleConfig:
 
 @functools.cache
 def weights(config: EagleConfig) -> dict[str, torch.Tensor]:
-    """Random ones, large enough that features, context and path all matter."""
+    """Random ones, so large that features, context and path all matter.
+
+    The tiny target's stream is about 60 long a number: unless it is normed, fc brings it to 1, or
+    what attention adds to it would not show.
+    """
+    normed = config.norm_before_fc or config.fc_norm
     tensors = dummy_drafter(config, 1, dtype=torch.float32)
-    return {
-        name: tensor if name == "d2t" or name.endswith("norm.weight") else tensor * 6
-        for name, tensor in tensors.items()
-    }
+    scaled = {}
+    for name, tensor in tensors.items():
+        fixed = name == "d2t" or name.endswith("norm.weight")
+        factor = 0.1 if name == "fc.weight" and not normed else 6.0
+        scaled[name] = tensor if fixed else tensor * factor
+    return scaled
 
 
 def drafter_model(target: LlamaModel, config: EagleConfig) -> EagleModel:

@@ -17,7 +17,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.attention.base import KVLayout
 from paceline.attention.reference import ReferenceKernels
+from paceline.checkpoint import open_checkpoint
+from paceline.config import EngineConfig
+from paceline.engine import Engine
 from paceline.exec.drafter import Drafts
 from paceline.exec.eagle import EagleDrafter
 from paceline.exec.slots import Slots
@@ -38,6 +42,7 @@ from paceline.plan.step import (
     StepPlan,
 )
 from paceline.types import AddRequest, SamplingParams
+from tests import counting
 from tests.eagle_support import (
     Dense,
     State,
@@ -65,8 +70,6 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
 def features_of(target: LlamaModel, tokens: list[int], config: EagleConfig) -> torch.Tensor:
-    from paceline.attention.base import KVLayout
-
     layout = KVLayout(
         pages=len(tokens), page_size=1, kv_heads=CONFIG.num_kv_heads, head_dim=CONFIG.head_dim,
         dtype=torch.float32,
@@ -363,3 +366,59 @@ def test_a_request_that_opts_out_decodes_plainly_beside_the_others(
     assert tokens == {name: text for name, (text, _) in alone.items()}
     assert all(drafted[name] == 0 for name in out)
     assert sum(drafted.values()) == engine.stats.drafted_tokens_total > 100
+
+
+@pytest.fixture(scope="module")
+def counting_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
+    folder = tmp_path_factory.mktemp("counting")
+    target = counting.write_target(folder / "target")
+    drafter = counting.write_drafter(folder / "drafter", paceline_boundaries=[2, 4, 6])
+
+    def start(**options: Any) -> Engine:
+        config = EngineConfig(
+            model=str(target), dtype="float32", kv_tokens=4096, speculative_algorithm="EAGLE3",
+            speculative_draft_model_path=str(drafter), **options,
+        )  # fmt: skip
+        return Engine.start(config, open_checkpoint(str(target), "auto"), lambda _: None)
+
+    return start
+
+
+def counts(temperature: float) -> list[AddRequest]:
+    params = [SamplingParams(max_tokens=60, temperature=temperature, seed=i) for i in range(6)]
+    return [
+        AddRequest(
+            id=str(i), prompt=tuple((i + j) % counting.V for j in range(1 + 5 * i)), params=p
+        )
+        for i, p in enumerate(params)
+    ]
+
+
+TREE: dict[str, Any] = {"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 8}
+
+
+@pytest.mark.parametrize("shape", [{}, TREE], ids=["chain", "tree"])
+def test_a_drafter_that_knows_is_always_right(
+    counting_engine: Callable[..., Engine], shape: dict[str, Any]
+) -> None:
+    engine = counting_engine(**shape)
+    done = run(engine, counts(0.0))
+    for message in counts(0.0):
+        first = message.prompt[-1] + 1
+        assert done[message.id][0] == [(first + i) % counting.V for i in range(60)]
+    said = engine.stats.speculation
+    assert said.attempts[0] > 50 and said.attempts == said.accepted
+
+
+@pytest.mark.parametrize("shape", [{}, TREE], ids=["chain", "tree"])
+def test_drafter_and_target_draw_with_the_same_noise(
+    counting_engine: Callable[..., Engine], shape: dict[str, Any]
+) -> None:
+    """Alike at temperature 2 they agree mostly; with noise of their own they would in 15 %."""
+    engine = counting_engine(**shape)
+    plain = counting_engine(speculative_policy="off")
+    assert run(engine, counts(2.0)) == run(plain, counts(2.0))
+    said = engine.stats.speculation
+    assert len({tuple(tokens) for tokens, _ in run(plain, counts(2.0)).values()}) == 6
+    assert said.accepted[0] / said.attempts[0] > 0.6
+    assert plain.stats.drafted_tokens_total == 0
