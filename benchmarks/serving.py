@@ -177,11 +177,11 @@ def sixteen_of_a_thousand(url: str, rng: random.Random) -> None:
 
 
 @contextlib.contextmanager
-def served() -> Iterator[tuple[str, subprocess.Popen[str], float]]:
+def served(*flags: str) -> Iterator[tuple[str, subprocess.Popen[str], float]]:
     """A server of its own: address, process, seconds until it was ready."""
     started = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.cli", "serve", "--port", "0"],
+        [sys.executable, "-m", "paceline.cli", "serve", "--port", "0", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

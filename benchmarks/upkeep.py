@@ -39,6 +39,7 @@ BATCHES = (1, 4, 10, 16)
 def random_drafter(directory: Path) -> Path:
     """A checkpoint of the usual shape for the demo model; its drafts are as good as random."""
     config = EagleConfig.usual(open_checkpoint(None, "auto").config, draft_vocab_size=32000)
+    directory.mkdir(exist_ok=True)
     save_drafter(directory, config, dummy_drafter(config, 0, dtype=torch.bfloat16))
     return directory
 

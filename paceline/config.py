@@ -116,13 +116,13 @@ class EngineConfig:
     )
     speculative_disable_batch_threshold: int | None = flag(
         None,
-        "policy threshold: speculate up to this many decoding requests, decode plainly above",
+        "policy threshold: speculate up to this many running requests, decode plainly above",
         read_with={"speculative_policy": ("threshold",)},
         required=True,
     )
     speculative_schedule: str | None = flag(
         None,
-        "policy schedule: JSON rows of [first, last, draft tokens] by decoding requests, "
+        "policy schedule: JSON rows of [first, last, draft tokens] by running requests, "
         "as [[1,4,5],[5,16,3],[17,512,0]]",
         read_with={"speculative_policy": ("schedule",)},
         required=True,

@@ -122,6 +122,8 @@ class Executor:
         now = batch.view.cache_index[walk.tokens]
         moved = (walk.places >= 0) & (now != walk.places)
         source, target = now[moved], walk.places[moved]
+        if not len(source):
+            return
         for cache in (*self.caches, *self.drafter.caches):
             size = cache.shape[3]
             kept = cache[source // size, :, :, source % size]

@@ -43,20 +43,20 @@ class Static:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A fixed shape up to `most` decoding requests, plain above."""
+    """A fixed shape up to `most` running requests, plain above."""
 
     each: RequestShape
     most: int
 
     def choose(self, load: Load) -> Choice:
-        if load.decodes <= self.most:
+        if load.running <= self.most:
             return Choice(shape=self.each.over(load), reason=f"at most {self.most} requests")
         return Choice(shape=PLAIN, reason=f"more than {self.most} requests")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table of (first, last, shape) over the number of decoding requests; plain beyond it."""
+    """A table of (first, last, shape) over the number of running requests; plain beyond it."""
 
     table: tuple[tuple[int, int, RequestShape], ...]
 
@@ -94,7 +94,7 @@ class Schedule:
 
     def choose(self, load: Load) -> Choice:
         for first, last, shape in self.table:
-            if first <= load.decodes <= last:
+            if first <= load.running <= last:
                 return Choice(shape=shape.over(load), reason=f"{first} to {last} requests")
         return Choice(shape=PLAIN, reason="outside the schedule")
 

@@ -62,10 +62,12 @@ class RequestShape:
 class Load:
     """What a policy may look at when it chooses: counts of this step, no requests.
 
+    running: requests that hold pages, those whose prompt is still being computed among them.
     decodes: rows that will sample from one known token. prefill_tokens: prompt tokens in the step.
     context_tokens: committed tokens of all rows. waiting: requests not admitted yet.
     """
 
+    running: int
     decodes: int
     prefill_tokens: int
     context_tokens: int

@@ -127,6 +127,7 @@ class Scheduler:
         decodes = sum(row.given == 1 and row.samples for row in rows)
         choice = self.policy.choose(
             Load(
+                running=len(self.running),
                 decodes=decodes,
                 prefill_tokens=sum(row.given for row in rows) - decodes,
                 context_tokens=sum(row.start for row in rows),

@@ -12,7 +12,7 @@ CHAIN = RequestShape.chain(3)
 def depths(policy: SpeculationPolicy, decodes: tuple[int, ...]) -> list[int]:
     found = []
     for count in decodes:
-        load = Load(decodes=count, prefill_tokens=7, context_tokens=100, waiting=0)
+        load = Load(running=count, decodes=count, prefill_tokens=7, context_tokens=100, waiting=0)
         choice = policy.choose(load)
         assert choice.reason
         assert choice.shape.budget == choice.shape.depth * count
@@ -29,8 +29,15 @@ def test_each_policy_by_load() -> None:
     assert depths(schedule, counts) == [0, 5, 5, 3, 3, 3, 0, 0]
 
 
+def test_requests_in_their_prompt_count_as_running() -> None:
+    load = Load(running=6, decodes=3, prefill_tokens=90, context_tokens=9, waiting=4)
+    assert Threshold(CHAIN, 5).choose(load).shape is PLAIN
+    assert Threshold(CHAIN, 6).choose(load).shape.budget == 9
+    assert Schedule.parse([[1, 5, 3], [6, 9, 0]]).choose(load).shape is PLAIN
+
+
 def test_no_decodes_is_plain() -> None:
-    load = Load(decodes=0, prefill_tokens=7, context_tokens=0, waiting=0)
+    load = Load(running=1, decodes=0, prefill_tokens=7, context_tokens=0, waiting=0)
     assert Static(CHAIN).choose(load).shape is PLAIN
 
 

@@ -24,7 +24,7 @@ def test_accepted_drafts_are_the_committed_tokens_but_the_bonus() -> None:
 
 
 def test_plans_are_frozen_and_results_answer_every_row() -> None:
-    load = Load(decodes=1, prefill_tokens=0, context_tokens=5, waiting=0)
+    load = Load(running=2, decodes=1, prefill_tokens=0, context_tokens=5, waiting=0)
     choice = Off().choose(load)
     assert choice.shape is PLAIN and choice.reason
     row = Row(slot=0, generation=1, start=5)
