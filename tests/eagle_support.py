@@ -69,8 +69,10 @@ def weights(config: EagleConfig) -> dict[str, torch.Tensor]:
 
 
 def drafter_model(target: LlamaModel, config: EagleConfig) -> EagleModel:
-    assert set(weights(config)) == set(draft_tensors(config))
-    return build_drafter(config, weights(config), target)
+    device = target.embedding.device
+    tensors = {name: tensor.to(device) for name, tensor in weights(config).items()}
+    assert set(tensors) == set(draft_tensors(config))
+    return build_drafter(config, tensors, target)
 
 
 def make_drafter(
@@ -79,12 +81,14 @@ def make_drafter(
     from paceline.exec.drafters import Resolved
     from paceline.exec.startup import make_kernels
 
-    config = model.config
+    config, device = model.config, model.ids.device
     resolved = Resolved(
-        device=CPU, dtype=torch.float32, max_running=slots, max_batched_tokens=1,
+        device=device, dtype=torch.float32, max_running=slots, max_batched_tokens=1,
         max_model_len=LENGTH, page_size=page_size, pages=pages,
     )  # fmt: skip
-    kernels = ReferenceKernels(config, LENGTH, CPU) if reference else make_kernels(config, resolved)
+    kernels = (
+        ReferenceKernels(config, LENGTH, device) if reference else make_kernels(config, resolved)
+    )
     layout = KVLayout(
         pages=pages, page_size=page_size, kv_heads=config.num_kv_heads,
         head_dim=config.head_dim, dtype=torch.float32,
