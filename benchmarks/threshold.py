@@ -30,7 +30,7 @@ import torch
 from serving import served
 from upkeep import random_drafter
 
-LEVELS = {1: 64, 10: 512}  # output tokens of a request by concurrency
+LEVELS = {1: 32, 10: 512}  # output tokens of a request by concurrency
 
 
 def bench(url: str, folder: Path) -> dict[int, float]:
@@ -39,7 +39,7 @@ def bench(url: str, folder: Path) -> dict[int, float]:
     for concurrency, tokens in LEVELS.items():
         command = [
             sys.executable, "-m", "paceline.cli", "bench", "--server-url", url, "--ignore-eos",
-            "--concurrency", str(concurrency), "--requests-per-level", "10", "--warmup", "1",
+            "--concurrency", str(concurrency), "--requests-per-level", "10", "--warmup", "0",
             "--max-tokens", str(tokens), "--output", str(folder / "result.json"),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True)
