@@ -33,7 +33,9 @@ def main() -> None:
     params = SamplingParams(max_tokens=arguments.tokens, temperature=0, ignore_eos=True)
     arms = {
         "plain": LLM(kv_tokens=8192),
-        "ngram, depth 3": LLM(kv_tokens=8192, speculative_algorithm="NGRAM"),
+        "ngram, depth 3": LLM(
+            kv_tokens=8192, speculative_algorithm="NGRAM", speculative_policy="static"
+        ),
     }
     rates: dict[str, list[float]] = {name: [] for name in arms}
     equal = total = 0

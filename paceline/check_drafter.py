@@ -107,6 +107,7 @@ def measure(
         max_running_requests=len(PROMPTS),
         speculative_algorithm="EAGLE3",
         speculative_draft_model_path=config.drafter,
+        speculative_policy="static",
         speculative_num_steps=DEPTH,
     )
     pairs = open_readings(config.drafter, checkpoint.config)

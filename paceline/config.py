@@ -18,7 +18,8 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 ALGORITHMS = ("NONE", "NGRAM", "EAGLE3")
-POLICIES = ("off", "static", "threshold", "schedule")
+POLICIES = ("adaptive", "off", "static", "threshold", "schedule")
+PROFILES = ("cached", "fresh", "none")
 LAYER_IDS = ("auto", "boundary", "output")
 NORM_OUTPUT = ("auto", "head", "feedback")
 MAX_DEPTH = 8
@@ -93,9 +94,9 @@ class EngineConfig:
         None, "directory of the drafter's checkpoint", read_with=_EAGLE, required=True
     )
     speculative_policy: str = flag(
-        "static",
-        "when to speculate: off, static (always), threshold (up to a number of requests), "
-        "schedule (a table)",
+        "adaptive",
+        "when to speculate: adaptive (as far as it pays, by measured costs), off, static (always), "
+        "threshold (up to a number of requests), schedule (a table)",
         choices=POLICIES,
     )
     speculative_num_steps: int | None = flag(
@@ -112,7 +113,18 @@ class EngineConfig:
         None,
         f"draft tokens of a request in one step, up to {MAX_DRAFTS}: the best of the tree "
         "(default: steps x topk)",
-        read_with={**_DRAFTS, "speculative_policy": ("off", "static", "threshold")},
+        read_with={**_DRAFTS, "speculative_policy": ("adaptive", "off", "static", "threshold")},
+    )
+    speculative_max_draft_tokens: int | None = flag(
+        None,
+        "policy adaptive: draft tokens of a step at most, over all requests",
+        read_with={**_DRAFTS, "speculative_policy": ("adaptive",)},
+    )
+    profile: str = flag(
+        "cached",
+        "policy adaptive: step times are measured at the first start and kept (cached), measured "
+        "now (fresh), or guessed and learnt (none)",
+        choices=PROFILES,
     )
     speculative_disable_batch_threshold: int | None = flag(
         None,
@@ -173,6 +185,7 @@ class EngineConfig:
             ("--speculative-num-draft-tokens", self.speculative_num_draft_tokens, MAX_DRAFTS),
         ):
             _require(number is None or 1 <= number <= most, option, f"1 to {most}", number)
+        _positive("--speculative-max-draft-tokens", self.speculative_max_draft_tokens, none_ok=True)
         _positive(
             "--speculative-disable-batch-threshold",
             self.speculative_disable_batch_threshold,

@@ -17,7 +17,9 @@ from paceline.checkpoint import Checkpoint
 from paceline.config import EngineConfig
 from paceline.exec.drafters import Resolved
 from paceline.exec.executor import Executor
+from paceline.exec.profile import measured_costs
 from paceline.exec.startup import OnProgress, start
+from paceline.plan.cost import CostTable
 from paceline.plan.policy import SpeculationPolicy, policy_of
 from paceline.sched.scheduler import Limits, Scheduler
 from paceline.types import AddRequest, Delta, EngineStats, Ready
@@ -45,8 +47,16 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Engine:
         """Load everything. Raises ConfigError and CheckpointError."""
-        policy = policy_of(config)
+        policy_of(config)  # what makes no sense shows before anything is loaded
         executor, resolved = start(config, checkpoint, on_progress)
+
+        def costs() -> CostTable:
+            names = (str(checkpoint.path.resolve()), str(config.speculative_draft_model_path))
+            return measured_costs(
+                executor, resolved, mode=config.profile, names=names, on_progress=on_progress
+            )
+
+        policy = policy_of(config, costs)
         return cls(executor, make_scheduler(checkpoint, resolved, policy), resolved=resolved)
 
     @property

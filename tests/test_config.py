@@ -8,6 +8,8 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigError
+from paceline.plan.adaptive import Adaptive
+from paceline.plan.cost import ROUGH
 from paceline.plan.policy import Off, Schedule, Static, Threshold, policy_of
 from paceline.plan.step import RequestShape
 
@@ -26,6 +28,12 @@ EAGLE: dict[str, Any] = {
         (NGRAM | {"speculative_draft_model_path": "x"}, "read with --speculative-algorithm EAGLE3"),
         (NGRAM | {"speculative_eagle_topk": 4}, "read with --speculative-algorithm EAGLE3"),
         (NGRAM | {"speculative_draft_layer_ids": "output"}, "algorithm EAGLE3 only"),
+        (
+            NGRAM | {"speculative_policy": "static", "speculative_max_draft_tokens": 9},
+            "--speculative-policy adaptive only",
+        ),
+        (NGRAM | {"speculative_max_draft_tokens": 0}, "must be at least 1"),
+        ({"profile": "never"}, "--profile must be one of"),
         ({"speculative_num_steps": 3}, "algorithm NGRAM or EAGLE3 only"),
         ({"speculative_num_draft_tokens": 3}, "algorithm NGRAM or EAGLE3 only"),
         (EAGLE | {"speculative_eagle_topk": 0}, "topk must be 1 to 8, not 0"),
@@ -65,8 +73,11 @@ def test_what_makes_no_sense(options: dict[str, Any], says: str) -> None:
 def test_what_the_flags_mean() -> None:
     assert policy_of(EngineConfig()) == Off()
     assert policy_of(EngineConfig(**EAGLE, speculative_policy="off")) == Off()
-    assert policy_of(EngineConfig(**NGRAM)) == Static(RequestShape.chain(3))
-    tree = EngineConfig(**EAGLE, speculative_eagle_topk=4)
+    adaptive = policy_of(EngineConfig(**NGRAM, speculative_max_draft_tokens=40))
+    assert adaptive == Adaptive(ROUGH, RequestShape.chain(3), budget=40)
+    always = EngineConfig(**NGRAM, speculative_policy="static")
+    assert policy_of(always) == Static(RequestShape.chain(3))
+    tree = EngineConfig(**EAGLE, speculative_eagle_topk=4, speculative_policy="static")
     assert policy_of(tree) == Static(RequestShape(depth=3, branching=4, drafts=12))
     story = EngineConfig(
         **EAGLE,

@@ -29,7 +29,7 @@ from paceline.exec.tree import Plot
 from paceline.model.eagle import EagleModel
 from paceline.model.eagle_config import EagleConfig
 from paceline.model.llama import LlamaModel
-from paceline.plan.policy import Static, Threshold
+from paceline.plan.policy import Static, Threshold, WithoutCosts
 from paceline.plan.step import (
     PLAIN,
     Admission,
@@ -114,7 +114,7 @@ def test_a_plot_fits_its_places(drafts: int, depth: int, branching: int) -> None
 
 
 @dataclass
-class RandomShapes:
+class RandomShapes(WithoutCosts):
     """Another shape each step: plain, chains, trees."""
 
     seed: int
@@ -377,7 +377,7 @@ def counting_engine(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., E
     def start(**options: Any) -> Engine:
         config = EngineConfig(
             model=str(target), dtype="float32", kv_tokens=4096, speculative_algorithm="EAGLE3",
-            speculative_draft_model_path=str(drafter), **options,
+            speculative_draft_model_path=str(drafter), **{"speculative_policy": "static"} | options,
         )  # fmt: skip
         return Engine.start(config, open_checkpoint(str(target), "auto"), lambda _: None)
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from paceline.exec.drafter import Drafter, Drafts, NgramDrafter, NoDrafter
 from paceline.exec.slots import Slots
 from paceline.model.llama import LlamaModel
-from paceline.plan.policy import Schedule, Static, Threshold
+from paceline.plan.adaptive import Adaptive
+from paceline.plan.cost import ROUGH
+from paceline.plan.policy import Schedule, SpeculationPolicy, Static, Threshold, WithoutCosts
 from paceline.plan.step import (
     PLAIN,
     Admission,
@@ -86,7 +88,7 @@ def oracle(texts: Texts) -> Callable[..., tuple[tuple[int, ...], tuple[int, ...]
 
 
 @dataclass
-class RandomPolicy:
+class RandomPolicy(WithoutCosts):
     """Another shape each step, plain ones among them."""
 
     seed: int
@@ -206,12 +208,16 @@ def test_a_drafter_that_fails_harms_no_request(
     assert sum("drafter failed" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [Threshold(RequestShape.chain(3), 2), Schedule.parse([[1, 2, 4], [3, 3, 1], [4, 9, 0]])],
-)
+POLICIES: list[SpeculationPolicy] = [
+    Threshold(RequestShape.chain(3), 2),
+    Schedule.parse([[1, 2, 4], [3, 3, 1], [4, 9, 0]]),
+    Adaptive(ROUGH, RequestShape.chain(6), budget=30),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["threshold", "schedule", "adaptive"])
 def test_switching_by_load_is_free(
-    model: LlamaModel, alone: Texts, policy: Threshold | Schedule
+    model: LlamaModel, alone: Texts, policy: SpeculationPolicy
 ) -> None:
     engine = make_engine(model, drafter=TextDrafter(oracle(alone)), policy=policy)
     for _ in range(3):

@@ -71,6 +71,19 @@ def counts_by_level(levels: list[int]) -> tuple[int, ...]:
     return tuple(counts[level] for level in range(1, len(counts) + 1))
 
 
+def walked(parents: tuple[int, ...], path: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(children, rank of the accepted one or 0) of each node on an accepted path that has children.
+
+    path: the accepted nodes after the root. Children come best first.
+    """
+    found = []
+    for node, following in zip((0, *path), (*path, 0), strict=True):
+        children = [j for j, parent in enumerate(parents, start=1) if parent == node]
+        if children:
+            found.append((len(children), children.index(following) + 1 if following else 0))
+    return tuple(found)
+
+
 class Drafter(Protocol):
     """What the executor asks of a drafter."""
 

@@ -25,7 +25,7 @@ import torch
 
 from paceline.attention.base import Kernels, Step
 from paceline.exec.batch import RaggedBatch
-from paceline.exec.drafter import Drafter, Drafts, NoDrafter
+from paceline.exec.drafter import Drafter, Drafts, NoDrafter, walked
 from paceline.exec.slots import Slots
 from paceline.model.accept import Verdict, accept
 from paceline.model.llama import LlamaModel
@@ -67,7 +67,7 @@ class Executor:
         lengths = batch.ends.index_add(0, batch.sample_rows, verdict.accepted)
         last = torch.zeros_like(lengths).index_copy(0, batch.sample_rows, verdict.last)
         self.slots.commit(batch.slots, lengths, last)
-        results = self._results(plan, batch, verdict)
+        results = self._results(plan, drafts, batch, verdict)
         return StepResult(plan=plan, rows=results, seconds=time.perf_counter() - started)
 
     def _judge(self, batch: RaggedBatch, hidden: torch.Tensor, step: Step) -> Verdict:
@@ -102,13 +102,21 @@ class Executor:
             logger.exception("the %s drafter failed; going on without", self.drafter.name)
 
     def _results(
-        self, plan: StepPlan, batch: RaggedBatch, verdict: Verdict
+        self, plan: StepPlan, drafts: Drafts, batch: RaggedBatch, verdict: Verdict
     ) -> tuple[RowResult, ...]:
-        counts = zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)
+        outcomes = zip(
+            verdict.tokens.tolist(), verdict.accepted.tolist(), verdict.path.tolist(), strict=True
+        )
         results = []
-        for row, levels in zip(plan.rows, batch.levels, strict=True):
-            tokens, accepted = next(counts) if row.samples else ([], -1)
-            results.append(RowResult(tokens=tuple(tokens[: accepted + 1]), levels=levels))
+        for row, parents, levels in zip(plan.rows, drafts.parents, batch.levels, strict=True):
+            tokens, accepted, path = next(outcomes) if row.samples else ([], -1, [])
+            results.append(
+                RowResult(
+                    tokens=tuple(tokens[: accepted + 1]),
+                    levels=levels,
+                    walk=walked(parents, path[: max(accepted, 0)]),
+                )
+            )
         try:
             for row, result in zip(plan.rows, results, strict=True):
                 self.drafter.observe(row, result)

@@ -6,7 +6,7 @@ answers, outputs stay the same, so a policy can only be slow, never wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,9 @@ import msgspec
 
 from paceline.config import MAX_DEPTH, MAX_DRAFTS, EngineConfig
 from paceline.errors import ConfigError
-from paceline.plan.step import PLAIN, Choice, Load, RequestShape
+from paceline.plan.adaptive import Adaptive
+from paceline.plan.cost import ROUGH, CostTable
+from paceline.plan.step import PLAIN, Choice, Load, RequestShape, StepPlan
 
 
 class SpeculationPolicy(Protocol):
@@ -22,9 +24,20 @@ class SpeculationPolicy(Protocol):
 
     def choose(self, load: Load) -> Choice: ...
 
+    def seconds(self, plan: StepPlan, drafts: int) -> float | None:
+        """What a step that verified so many drafts should have taken at pace 1; None: no idea."""
+        ...
+
+
+class WithoutCosts:
+    """A policy that knows no costs."""
+
+    def seconds(self, plan: StepPlan, drafts: int) -> float | None:
+        return None
+
 
 @dataclass(frozen=True)
-class Off:
+class Off(WithoutCosts):
     """Never speculates."""
 
     def choose(self, load: Load) -> Choice:
@@ -32,7 +45,7 @@ class Off:
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(WithoutCosts):
     """The same shape at every load."""
 
     each: RequestShape
@@ -42,7 +55,7 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(WithoutCosts):
     """A fixed shape up to `most` running requests, plain above."""
 
     each: RequestShape
@@ -55,7 +68,7 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(WithoutCosts):
     """A table of (first, last, shape) over the number of running requests; plain beyond it."""
 
     table: tuple[tuple[int, int, RequestShape], ...]
@@ -99,8 +112,13 @@ class Schedule:
         return Choice(shape=PLAIN, reason="outside the schedule")
 
 
-def policy_of(config: EngineConfig) -> SpeculationPolicy:
-    """The policy that the flags describe. Raises ConfigError for a schedule that makes no sense."""
+def policy_of(
+    config: EngineConfig, costs: Callable[[], CostTable] = lambda: ROUGH
+) -> SpeculationPolicy:
+    """The policy that the flags describe. costs: measured when a policy wants them.
+
+    Raises ConfigError for a schedule that makes no sense.
+    """
     if config.speculative_algorithm == "NONE" or config.speculative_policy == "off":
         return Off()
     branching, most = config.draft_branching, config.speculative_disable_batch_threshold
@@ -112,4 +130,7 @@ def policy_of(config: EngineConfig) -> SpeculationPolicy:
         depth = MAX_DEPTH if branching == 1 else config.draft_depth
         return Schedule.parse(rows, branching=branching, depth=depth)
     each = RequestShape(depth=config.draft_depth, branching=branching, drafts=config.draft_tokens)
+    if config.speculative_policy == "adaptive":
+        budget = config.speculative_max_draft_tokens or 10**9
+        return Adaptive(costs=costs(), most=each, budget=budget)
     return Static(each) if most is None else Threshold(each, most)

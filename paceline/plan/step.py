@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.cache.pool import Reservation
+from paceline.plan.cost import AS_MEASURED, Pace
+from paceline.plan.survival import UNKNOWN, Survival
 from paceline.types import SamplingParams
 
 
@@ -63,8 +65,11 @@ class Load:
     """What a policy may look at when it chooses: counts of this step, no requests.
 
     running: requests that hold pages, those whose prompt is still being computed among them.
-    decodes: rows that will sample from one known token. prefill_tokens: prompt tokens in the step.
-    context_tokens: committed tokens of all rows. waiting: requests not admitted yet.
+    rows: of this step. decodes: those of them that will sample from one known token.
+    prefill_tokens: prompt tokens in the step. context_tokens: committed tokens of all rows.
+    waiting: requests not admitted yet.
+    survival: how likely drafts are to be accepted. pace: how fast the machine is at the moment.
+    latest: the shape of the step before. plain_steps: steps since drafts were last verified.
     """
 
     running: int
@@ -72,18 +77,31 @@ class Load:
     prefill_tokens: int
     context_tokens: int
     waiting: int
+    rows: int = 0
+    survival: Survival = UNKNOWN
+    pace: Pace = AS_MEASURED
+    latest: DraftShape = PLAIN
+    plain_steps: int = 0
+
+
+NOTHING = Load(running=0, decodes=0, prefill_tokens=0, context_tokens=0, waiting=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A policy's answer with its reason, in words and, where it predicts, in seconds.
+    """A policy's answer with its reason, in words and, where it predicts, in numbers.
+
+    widths: drafts that a row may carry, for each of the load's groups; none: the budget is spread
+    evenly. predicted_seconds, predicted_tokens: of the step, and what it will commit.
 
     A policy has few reasons, fixed with its settings: they label metrics. The load has the numbers.
     """
 
     shape: DraftShape
     reason: str
+    widths: tuple[int, ...] = ()
     predicted_seconds: float | None = None
+    predicted_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +152,12 @@ class PageUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Rows that decode and prompt chunks come in no particular order."""
+    """One step, and the load that led to it. Rows come in no particular order."""
 
     rows: tuple[Row, ...]
     choice: Choice
     reservation: Reservation
+    load: Load = NOTHING
     admissions: tuple[Admission, ...] = ()
     page_updates: tuple[PageUpdate, ...] = ()
 
@@ -156,11 +175,13 @@ class RowResult:
     """What a step did for one row: tokens committed after the given ones (none for a prompt's
     inner chunk), accepted drafts among them; the last committed token is always the bonus.
 
-    levels: drafts verified at each level.
+    levels: drafts verified at each level. walk: for each node on the way whose children were
+    verified, (how many, which of them was right: 1 is the best one, 0 none).
     """
 
     tokens: tuple[int, ...] = ()
     levels: tuple[int, ...] = ()
+    walk: tuple[tuple[int, int], ...] = ()
 
     @property
     def accepted(self) -> int:

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.cache.pool import PagePool
 from paceline.cache.prefix import PrefixCache, owned
 from paceline.cache.slots import SlotNumbers
 from paceline.plan.policy import SpeculationPolicy
-from paceline.plan.step import Admission, Load, PageUpdate, Row, RowResult, StepPlan, StepResult
+from paceline.plan.step import Admission, PageUpdate, Row, RowResult, StepPlan, StepResult
 from paceline.sched.counters import Counters
+from paceline.sched.estimates import Estimates
 from paceline.sched.request import Request, Status
 from paceline.types import AddRequest, Delta, EngineStats, FinishReason
 
@@ -52,6 +53,7 @@ class Scheduler:
         self.policy = policy
         self.prefix = PrefixCache(pool.page_size)
         self.slots = SlotNumbers(limits.max_running)
+        self.estimates = Estimates(policy)
         self.running: list[Request] = []  # in order of arrival
         self.waiting: deque[Request] = deque()
         self.by_id: dict[str, Request] = {}
@@ -124,17 +126,14 @@ class Scheduler:
     def _plan(
         self, rows: list[Row], wanted: dict[int, int], admissions: list[Admission]
     ) -> StepPlan:
-        decodes = sum(row.given == 1 and row.samples for row in rows)
-        choice = self.policy.choose(
-            Load(
-                running=len(self.running),
-                decodes=decodes,
-                prefill_tokens=sum(row.given for row in rows) - decodes,
-                context_tokens=sum(row.start for row in rows),
-                waiting=len(self.waiting),
-            )
+        drafting = {
+            row.slot: self._planned[row.slot].id for row in rows if row.given == 1 and row.samples
+        }
+        load = self.estimates.load(
+            rows, drafting, running=len(self.running), waiting=len(self.waiting)
         )
-        rows = self._widen(rows, wanted, choice.shape.budget // max(decodes, 1))
+        choice = self.policy.choose(load)
+        rows = self._widen(rows, wanted, self.estimates.shares(choice, load, drafting))
         short = sum(wanted.values()) - self.pool.free
         if short > 0:
             self.pool.give_back(self.prefix.evict(short))
@@ -151,13 +150,16 @@ class Scheduler:
         return StepPlan(
             rows=tuple(rows),
             choice=choice,
+            load=load,
             reservation=reservation,
             admissions=tuple(admissions),
             page_updates=tuple(updates),
         )
 
-    def _widen(self, rows: list[Row], wanted: dict[int, int], share: int) -> list[Row]:
-        """Let decoding rows carry up to `share` drafts, as far as tokens and pages are to spare.
+    def _widen(
+        self, rows: list[Row], wanted: dict[int, int], shares: Mapping[int, int]
+    ) -> list[Row]:
+        """Let rows carry their share of drafts by slot, as far as tokens and pages are to spare.
 
         Drafts never preempt: who runs and who waits is the same at every depth.
         """
@@ -166,10 +168,9 @@ class Scheduler:
         widened = []
         for row in rows:
             request = self._planned[row.slot]
-            drafts = 0
-            if row.given == 1 and row.samples:
-                left = request.max_tokens - request.output_length - 1
-                drafts = max(min(share, left, tokens, request.params.max_draft_tokens), 0)
+            left = request.max_tokens - request.output_length - 1
+            share = min(shares.get(row.slot, 0), request.params.max_draft_tokens)
+            drafts = max(min(share, left, tokens), 0)
             extra = self._lacking(request, row.given + drafts) - wanted[row.slot]
             if extra > pages:
                 drafts, extra = 0, 0
@@ -253,6 +254,8 @@ class Scheduler:
                 kept[row.slot] = max(self.pool.pages_for(end) - len(request.pages), 0)
         pages = plan.reservation.commit(kept)
         self.counters.step(result)
+        tenants = [self._tenant(row) for row in plan.rows]
+        self.estimates.learn(result, [None if r is None else r.id for r in tenants])
         for row, done in zip(plan.rows, result.rows, strict=True):
             request = self._tenant(row)
             if request is not None:
@@ -332,6 +335,7 @@ class Scheduler:
             self.waiting.remove(request)
         request.status, request.finish = Status.FINISHED, finish
         del self.by_id[request.id]
+        self.estimates.forget(request.id)
         self.counters.finished += 1
 
     def _leave(self, request: Request, *, keep_prefix: bool = True) -> None:

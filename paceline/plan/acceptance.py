@@ -1,0 +1,119 @@
+"""How likely drafts are to survive: by position, by request, by rank among siblings. Pure.
+
+Fed with every step's outcome by the scheduler, read by policies as a frozen `Survival`. A draft at
+position j is tried only if those before it were accepted, so all rates here are conditional:
+
+    survival of a request's j-th draft = product over i <= j of rate(i) * lean
+
+`lean` says how much more or less than the average this request's drafts are accepted. It starts at
+1, is shrunk towards 1, and what it knows fades, so that nobody is written off for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from paceline.plan.step import RowResult
+from paceline.plan.survival import DEPTH, GUESS, Survival
+
+RANKS = 8
+LEANS = (0.1, 0.4, 0.7, 1.0, 1.3, 1.7)
+"""Requests are grouped by how they lean, to the nearest of these: few make quick choices."""
+
+_BETWEEN = tuple((a + b) / 2 for a, b in itertools.pairwise(LEANS))
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Hits by trials, older ones weighing less; starts from a guess."""
+
+    hits: float
+    trials: float
+    memory: float  # trials after which a trial weighs a third
+
+    def observe(self, hit: bool) -> None:
+        fade = 1 - 1 / self.memory
+        self.hits = self.hits * fade + hit
+        self.trials = self.trials * fade + 1
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.trials
+
+
+@dataclass(slots=True)
+class _Lean:
+    """One request's hits against what the average request would have had."""
+
+    hits: float = 0.0
+    expected: float = 0.0
+
+
+class Acceptance:
+    """Learns from outcomes. Keys tell requests apart; whoever leaves is forgotten."""
+
+    MEMORY = 400  # trials by position
+    OWN = 30  # trials of one request
+    SHRINK = 3.0  # hits that a request must show before it is believed half
+    FORGET = 0.995  # what a request keeps of its evidence each step, drafting or not
+    WEIGHT = 5.0  # trials that the first guess is worth
+
+    def __init__(self) -> None:
+        rate, weight = GUESS, self.WEIGHT
+        self._rates = [_Rate(rate * weight, weight, self.MEMORY) for _ in range(DEPTH)]
+        first = 0.15  # second child: what is typical of trained drafters
+        self._ranks = [
+            _Rate(weight * (rate if i == 0 else first * 0.5 ** (i - 1)), weight, self.MEMORY)
+            for i in range(RANKS)
+        ]
+        self._offered = _Rate(weight, weight, self.MEMORY)
+        self._leans: dict[Hashable, _Lean] = {}
+
+    def observe(self, key: Hashable, allowed: int, done: RowResult) -> None:
+        """A row that was allowed so many drafts has its outcome."""
+        drafted = len(done.walk) > 0
+        if allowed:
+            self._offered.observe(drafted)
+        if not drafted:
+            return
+        lean = self._leans.setdefault(key, _Lean())
+        for position, (children, rank) in enumerate(done.walk[:DEPTH]):
+            hit = rank > 0
+            fade = 1 - 1 / self.OWN
+            lean.hits = lean.hits * fade + hit
+            lean.expected = lean.expected * fade + self._rates[position].value
+            self._rates[position].observe(hit)
+            for place in range(min(children, RANKS)):
+                self._ranks[place].observe(rank == place + 1)
+
+    def fade(self) -> None:
+        """A step has passed: what is known of single requests is a little older."""
+        for lean in self._leans.values():
+            lean.hits *= self.FORGET
+            lean.expected *= self.FORGET
+
+    def forget(self, key: Hashable) -> None:
+        self._leans.pop(key, None)
+
+    def lean(self, key: Hashable) -> float:
+        """How this request leans, to the nearest of `LEANS`; a newcomer not at all."""
+        known = self._leans.get(key)
+        if known is None:
+            return 1.0
+        value = (known.hits + self.SHRINK) / (known.expected + self.SHRINK)
+        return LEANS[bisect(_BETWEEN, value)]
+
+    def snapshot(self, leans: Iterable[float]) -> Survival:
+        """leans: of the decoding rows that may draft."""
+        groups: dict[float, int] = {}
+        for lean in leans:
+            groups[lean] = groups.get(lean, 0) + 1
+        return Survival(
+            rates=tuple(rate.value for rate in self._rates),
+            ranks=tuple(rate.value for rate in self._ranks),
+            offered=self._offered.value,
+            groups=tuple(sorted(groups.items(), reverse=True)),
+        )

@@ -1,0 +1,80 @@
+"""What the scheduler learns of drafts and of the machine, step by step, for its policy to see.
+
+One object owns the moving parts: acceptance by position and request, the machine's pace, how long
+steps have been plain. `load` makes a frozen snapshot of them, `shares` turns a choice into drafts
+by row, `learn` takes a step's outcome. Pure Python, no clock; of requests it knows ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.plan.acceptance import Acceptance
+from paceline.plan.cost import PaceKeeper
+from paceline.plan.policy import SpeculationPolicy
+from paceline.plan.step import PLAIN, Choice, DraftShape, Load, Row, StepResult
+
+
+class Estimates:
+    """Everything that a policy may learn from."""
+
+    def __init__(self, policy: SpeculationPolicy) -> None:
+        self.policy = policy
+        self.acceptance = Acceptance()
+        self.pace = PaceKeeper()
+        self._latest: DraftShape = PLAIN
+        self._plain_steps = 0
+        self._turn = 0
+
+    def load(
+        self, rows: Sequence[Row], drafting: Mapping[int, str], *, running: int, waiting: int
+    ) -> Load:
+        """drafting: id of the request of each slot whose row may draft."""
+        decodes = sum(row.given == 1 and row.samples for row in rows)
+        return Load(
+            running=running,
+            decodes=decodes,
+            prefill_tokens=sum(row.given for row in rows) - decodes,
+            context_tokens=sum(row.start for row in rows),
+            waiting=waiting,
+            rows=len(rows),
+            survival=self.acceptance.snapshot(map(self.acceptance.lean, drafting.values())),
+            pace=self.pace.snapshot(),
+            latest=self._latest,
+            plain_steps=self._plain_steps,
+        )
+
+    def shares(self, choice: Choice, load: Load, drafting: Mapping[int, str]) -> dict[int, int]:
+        """Drafts that each slot's row may carry: by its group, or an even part of the budget.
+
+        What an even spread leaves over goes to some rows, other ones each time.
+        """
+        if choice.widths:
+            width = {
+                lean: w for (lean, _), w in zip(load.survival.groups, choice.widths, strict=True)
+            }
+            return {slot: width[self.acceptance.lean(id)] for slot, id in drafting.items()}
+        each, over = divmod(choice.shape.budget, max(load.decodes, 1))
+        self._turn += over
+        slots = list(drafting)
+        lucky = {slots[(self._turn + i) % len(slots)] for i in range(min(over, len(slots)))}
+        return {slot: each + (slot in lucky) for slot in slots}
+
+    def learn(self, result: StepResult, ids: Sequence[str | None]) -> None:
+        """ids: of each row's request, None if it has left."""
+        plan = result.plan
+        drafts = 0
+        for row, done, request_id in zip(plan.rows, result.rows, ids, strict=True):
+            drafts += sum(done.levels)
+            if request_id is not None:
+                self.acceptance.observe(request_id, row.drafts, done)
+        self.acceptance.fade()
+        self._latest = plan.choice.shape
+        self._plain_steps = 0 if drafts else self._plain_steps + 1
+        expected = self.policy.seconds(plan, drafts)
+        if expected is not None:
+            tokens = sum(row.given for row in plan.rows) + drafts
+            self.pace.observe(tokens, expected, result.seconds)
+
+    def forget(self, request_id: str) -> None:
+        self.acceptance.forget(request_id)

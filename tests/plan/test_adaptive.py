@@ -1,0 +1,175 @@
+"""The adaptive choice is the best one by its own estimates, and says so."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.plan.adaptive import HYSTERESIS, Adaptive, tree_gains
+from paceline.plan.cost import CostTable, Curve
+from paceline.plan.step import PLAIN, Choice, DraftShape, Load, RequestShape
+from paceline.plan.survival import Survival
+
+
+def table(per_token: float, level: float) -> CostTable:
+    return CostTable(
+        tokens=Curve.through([(1, 0.01), (4, 0.011), (256, 0.011 + 252 * per_token)]),
+        context=Curve.through([(1, 1e-8)]),
+        level=Curve.through([(1, level), (64, 2 * level)]),
+        proposal=level / 4,
+    )
+
+
+def load(
+    groups: tuple[tuple[float, int], ...], rate: float, *, latest: DraftShape = PLAIN,
+    prefill: int = 0, plain_steps: int = 0, offered: float = 1.0,
+) -> Load:  # fmt: skip
+    rows = sum(count for _, count in groups)
+    return Load(
+        running=rows, decodes=rows, prefill_tokens=prefill, context_tokens=200 * rows, waiting=0,
+        rows=rows, latest=latest, plain_steps=plain_steps,
+        survival=Survival(
+            rates=(rate,) * 8, ranks=(rate, rate / 4, rate / 8, rate / 16), offered=offered,
+            groups=groups,
+        ),
+    )  # fmt: skip
+
+
+def rate_of(policy: Adaptive, at: Load, widths: tuple[int, ...]) -> float:
+    """Expected tokens a second if each group's rows carry chains of these widths: by hand."""
+    survival = at.survival
+    gain = drafts = 0.0
+    nodes = [0] * 8
+    for (lean, rows), width in zip(survival.groups, widths, strict=True):
+        gain += rows * sum(survival.of(lean)[:width])
+        drafts += rows * width
+        for level in range(width):
+            nodes[level] += rows
+    tokens = at.decodes + at.prefill_tokens + survival.offered * drafts
+    seconds = policy.costs.step(tokens, at.rows, at.context_tokens)
+    seconds += policy.costs.drafting([n for n in nodes if n])
+    return (at.decodes + survival.offered * gain) / seconds
+
+
+GROUPS = st.lists(
+    st.tuples(st.sampled_from([0.3, 0.6, 1.0, 1.4]), st.integers(1, 40)),
+    min_size=1, max_size=3, unique_by=lambda g: g[0],
+).map(tuple)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    groups=GROUPS, rate=st.floats(0, 1), per_token=st.floats(0, 0.002), level=st.floats(0, 0.003),
+    prefill=st.integers(0, 100), offered=st.floats(0.05, 1),
+)  # fmt: skip
+def test_no_uniform_depth_is_better_and_plain_never_much(
+    groups: tuple[tuple[float, int], ...], rate: float, per_token: float, level: float,
+    prefill: int, offered: float,
+) -> None:  # fmt: skip
+    policy = Adaptive(table(per_token, level), RequestShape.chain(5), budget=10**6)
+    at = load(groups, rate, prefill=prefill, offered=offered)
+    choice = policy.choose(at)
+    assert choice.reason != "probe"
+    widths = choice.widths or (0,) * len(groups)
+    chosen = rate_of(policy, at, widths)
+    assert choice.predicted_tokens is not None and choice.predicted_seconds is not None
+    assert choice.predicted_tokens / choice.predicted_seconds == pytest.approx(chosen)
+    plain = rate_of(policy, at, (0,) * len(groups))
+    assert chosen >= plain * (1 - 1e-9)
+    for depth in range(6):
+        assert chosen * (1 + HYSTERESIS) >= rate_of(policy, at, (depth,) * len(groups)) * 0.99
+
+
+def test_rows_that_are_more_likely_carry_more() -> None:
+    policy = Adaptive(table(0.0002, 0.0002), RequestShape.chain(6), budget=10**6)
+    choice = policy.choose(load(((1.4, 10), (0.3, 10)), 0.6))
+    assert choice.widths[0] > choice.widths[1]
+    assert choice.shape.depth == max(choice.widths)
+    assert choice.shape.budget == 10 * sum(choice.widths)
+
+
+def test_speculation_stops_where_tokens_cost_too_much() -> None:
+    policy = Adaptive(table(0.0005, 0.0005), RequestShape.chain(5), budget=10**6)
+    depths = [policy.choose(load(((1.0, rows),), 0.7)).shape.depth for rows in (1, 4, 16, 64, 200)]
+    assert depths[0] > 1 and depths[-1] == 0
+    assert depths == sorted(depths, reverse=True)
+
+
+def test_a_weak_drafter_is_left_alone_but_for_probes() -> None:
+    policy = Adaptive(table(0.0005, 0.0005), RequestShape.chain(5), budget=10**6)
+    rows = ((1.0, 4),)
+    choices = []
+    plain_steps = 0
+    for _ in range(2000):
+        choice = policy.choose(load(rows, 0.01, plain_steps=plain_steps))
+        plain_steps = 0 if choice.shape.budget else plain_steps + 1
+        choices.append(choice)
+    probes = [c for c in choices if c.reason == "probe"]
+    assert probes and all(c.shape == DraftShape(depth=1, budget=1) for c in probes)
+    plain = next(c for c in choices if c.reason != "probe")
+    extra = sum(_seconds(c) - _seconds(plain) for c in probes)
+    assert 0 < extra <= 0.006 * sum(map(_seconds, choices))
+
+
+def _seconds(choice: Choice) -> float:
+    assert choice.predicted_seconds is not None
+    return choice.predicted_seconds
+
+
+def test_a_small_gain_does_not_change_the_depth() -> None:
+    policy = Adaptive(table(0.0003, 0.0004), RequestShape.chain(5), budget=10**6)
+    flips = 0
+    latest = PLAIN
+    for i in range(400):  # a rate that trembles around where the best depth changes
+        choice = policy.choose(load(((1.0, 8),), 0.55 + 0.004 * (-1) ** i, latest=latest))
+        flips += choice.shape.depth != latest.depth
+        latest = choice.shape
+    assert flips <= 1
+
+
+def test_budget_and_branching_are_kept() -> None:
+    policy = Adaptive(
+        table(0.00001, 0.00001), RequestShape(depth=4, branching=4, drafts=16), budget=50
+    )
+    choice = policy.choose(load(((1.0, 3),), 0.6))
+    assert choice.shape.branching == 4 and 16 * 3 <= 50
+    assert choice.widths == (16,) and choice.shape.budget == 48
+    for rows in (4, 9, 50, 60):
+        assert policy.choose(load(((1.0, rows),), 0.6)).shape.budget <= 50
+
+
+def test_nobody_decodes() -> None:
+    policy = Adaptive(table(0.001, 0.001), RequestShape.chain(3), budget=10)
+    assert policy.choose(load((), 0.6, prefill=50)).shape is PLAIN
+
+
+@given(
+    st.lists(st.floats(0.01, 0.3), min_size=1, max_size=4).map(
+        lambda xs: tuple(sorted(xs, reverse=True))
+    ),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+def test_the_best_tree(ranks: tuple[float, ...], depth: int, most: int) -> None:
+    gains = tree_gains(ranks, depth, most)
+    paths = sorted(
+        (
+            _product(path)
+            for length in range(1, depth + 1)
+            for path in itertools.product(ranks, repeat=length)
+        ),
+        reverse=True,
+    )
+    assert len(gains) == min(most, len(paths))
+    for size, gain in enumerate(gains, start=1):
+        assert gain == pytest.approx(sum(paths[:size]))
+
+
+def _product(path: tuple[float, ...]) -> float:
+    out = 1.0
+    for each in path:
+        out *= each
+    return out
