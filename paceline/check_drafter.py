@@ -51,8 +51,11 @@ class CheckConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        if self.max_tokens < 1:
-            raise ConfigError(f"--max-tokens must be at least 1, not {self.max_tokens}")
+        if self.max_tokens < 2 * DEPTH:
+            raise ConfigError(
+                f"--max-tokens must be at least {2 * DEPTH}, not {self.max_tokens}: shorter texts "
+                "leave no room for drafts"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +196,12 @@ def table(readings: Sequence[Reading]) -> str:
 def verdict(readings: Sequence[Reading]) -> tuple[bool, str]:
     """(does some reading work?, what to do)."""
     best = max(readings, key=lambda each: each.length)
+    if not best.by_position:
+        return False, (
+            "Warning: no drafts were made. "
+            + ("The drafter fails on this model's numbers: its weights are damaged, or of another "
+               "model." if best.failures else "The prompts do not fit the model's context.")
+        )  # fmt: skip
     if best.length < HARDLY:
         return False, (
             f"Warning: hardly a draft is accepted (at best {best.length:.2f} tokens a step; 1.00 "

@@ -60,6 +60,10 @@ def open_checkpoint(model: str | None, load_format: str) -> Checkpoint:
     load_format: one of `paceline.config.LOAD_FORMATS`; "auto" takes safetensors before GGUF,
     "dummy" needs a configuration alone. Raises CheckpointError.
     """
+    if model == "":
+        raise CheckpointError("the model's name is empty: name a directory or a .gguf file")
+    if model == DEMO_NAME and not Path(model).exists():
+        model = None
     path = _demo_path() if model is None else Path(model).expanduser()
     try:
         checkpoint = _open(path, load_format)

@@ -46,7 +46,7 @@ def flag(
 
 
 _EAGLE = {"speculative_algorithm": ("EAGLE3",)}
-_DRAFTS = {"speculative_algorithm": ("NGRAM", "EAGLE3")}
+_DRAFTS = {"speculative_algorithm": tuple(name for name in ALGORITHMS if name != "NONE")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,14 @@ class EngineConfig:
         _positive("--kv-tokens", self.kv_tokens, none_ok=True)
 
     @property
+    def policy(self) -> str:
+        """The policy at work: without a drafter none of them has anything to decide."""
+        return "off" if self.speculative_algorithm == "NONE" else self.speculative_policy
+
+    @property
     def draft_depth(self) -> int:
-        return self.speculative_num_steps or DEFAULT_DEPTH
+        most = self.speculative_num_draft_tokens or DEFAULT_DEPTH
+        return self.speculative_num_steps or min(DEFAULT_DEPTH, most)
 
     @property
     def draft_branching(self) -> int:

@@ -65,8 +65,14 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
+        stats = self.scheduler.stats()
+        speculation = stats.speculation
+        if self.executor.drafter_rests:
+            speculation = msgspec.structs.replace(speculation, suspect=True)
         return msgspec.structs.replace(
-            self.scheduler.stats(), drafter_failures_total=self.executor.drafter_failures
+            stats,
+            drafter_failures_total=self.executor.drafter_failures,
+            speculation=speculation,
         )
 
     def add(self, message: AddRequest) -> Delta | None:
@@ -93,9 +99,9 @@ class Engine:
         if self.scheduler.counters.suspect and not self._warned:
             self._warned = True
             logger.warning(
-                "hardly a draft of the %s drafter is accepted: it slows the server down; "
-                "`paceline check-drafter` tells whether it fits the model",
+                "hardly a draft of the %s drafter has been accepted lately: %s",
                 self.executor.drafter.name,
+                self.executor.drafter.advice,
             )
         return deltas
 

@@ -9,6 +9,7 @@ import pytest
 
 from paceline import check_drafter
 from paceline.cli import main
+from paceline.model.eagle import EagleModel
 from tests import counting
 
 
@@ -59,6 +60,29 @@ def test_a_drafter_that_fits_under_no_reading_is_a_warning(
 ) -> None:
     assert check(tmp_path, paceline_boundaries=[1, 4, 5]) == 1
     assert "Warning: hardly a draft is accepted" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("prompts")
+def test_weights_that_are_no_numbers_are_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = counting.drafter_tensors()
+    tensors["fc.weight"][0, 0] = float("nan")
+    monkeypatch.setattr(counting, "drafter_tensors", lambda: tensors)
+    assert check(tmp_path, paceline_boundaries=[2, 4, 6]) == 1
+    err = capsys.readouterr().err
+    assert "fc.weight holds infinities or what is no number" in err and "Traceback" not in err
+
+
+@pytest.mark.usefixtures("prompts")
+def test_a_drafter_that_only_fails_is_no_drafter_of_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuse = EagleModel.fuse
+    monkeypatch.setattr(EagleModel, "fuse", lambda *args: fuse(*args) * float("nan"))
+    assert check(tmp_path, paceline_boundaries=[2, 4, 6]) == 1
+    out, err = capsys.readouterr()
+    assert "no drafts were made. The drafter fails" in out and "Traceback" not in err
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,25 @@ def test_what_makes_no_sense(options: dict[str, Any], says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_every_algorithm_has_a_drafter_and_every_policy_is_known() -> None:
+    from paceline.config import ALGORITHMS, POLICIES
+    from paceline.exec.drafters import DRAFTERS
+
+    assert set(DRAFTERS) == set(ALGORITHMS)
+    needs: dict[str, dict[str, Any]] = {
+        "threshold": {"speculative_disable_batch_threshold": 2},
+        "schedule": {"speculative_schedule": "[[1,2,3]]"},
+    }
+    for name in POLICIES:
+        config = EngineConfig(**NGRAM, speculative_policy=name, **needs.get(name, {}))
+        assert type(policy_of(config)).__name__.lower() == name
+
+
+def test_fewer_tokens_than_the_usual_steps_are_fewer_steps() -> None:
+    config = EngineConfig(**EAGLE, speculative_num_draft_tokens=2, speculative_policy="static")
+    assert policy_of(config) == Static(RequestShape(depth=2, branching=1, drafts=2))
+
+
 def test_what_the_flags_mean() -> None:
     assert policy_of(EngineConfig()) == Off()
     assert policy_of(EngineConfig(**EAGLE, speculative_policy="off")) == Off()

@@ -329,11 +329,15 @@ def test_a_drafter_whose_numbers_are_broken_harms_no_request(
             model, network, 0, 0.0, Static(RequestShape(depth=3, branching=2, drafts=6))
         )
         assert run(engine, requests(16)) == alone
-        assert engine.stats.drafter_failures_total > 10
+        assert engine.stats.drafter_failures_total > 3
         assert engine.stats.drafted_tokens_total == 0
     # Mended, it works again for whoever comes next: nothing of it stays behind.
     other = [
-        AddRequest(id="y", prompt=(1, 2, 3, 4, 5), params=SamplingParams(max_tokens=20, seed=1))
+        AddRequest(
+            id="y",
+            prompt=(1, 2, 3, 4, 5),
+            params=SamplingParams(max_tokens=250, seed=1, ignore_eos=True),
+        )
     ]
     failures = engine.stats.drafter_failures_total
     run(engine, other)

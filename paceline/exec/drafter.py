@@ -6,8 +6,7 @@ not, it takes from the target's own pass (`upkeep`), so it can start at any step
 can only make a step slow, never wrong: a draft counts only where it equals what the target samples.
 So a drafter that fails is replaced by no drafts for that step.
 
-To add one: a class that keeps to `Drafter`, an entry in `paceline.exec.drafters`, its name
-in `paceline.config.ALGORITHMS`; the tests in tests/test_speculation.py run it like the others.
+To add one see docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ if TYPE_CHECKING:  # the batch is built from drafts
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """Drafts of a plan's rows, in order: tokens, and for each the node it follows (0: the root,
-    j: the j-th draft). Rows without drafts have empty tuples."""
+    j: the j-th draft). Rows without drafts have empty tuples. failed: rows that ought to have some,
+    but their numbers were broken."""
 
     tokens: tuple[tuple[int, ...], ...]
     parents: tuple[tuple[int, ...], ...]
+    failed: int = 0
 
     @classmethod
     def none(cls, plan: StepPlan) -> Drafts:
@@ -85,10 +86,15 @@ def walked(parents: tuple[int, ...], path: Sequence[int]) -> tuple[tuple[int, in
 
 
 class Drafter(Protocol):
-    """What the executor asks of a drafter."""
+    """What the executor asks of a drafter. Its state is by slot; a new tenant replaces it."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def advice(self) -> str:
+        """What to do if hardly a draft is accepted, for people."""
+        ...
 
     @property
     def boundaries(self) -> Sequence[int]:
@@ -100,9 +106,18 @@ class Drafter(Protocol):
         """K/V storage in the target's pages, to be moved with the target's."""
         ...
 
-    def admit(self, admission: Admission) -> None: ...
+    def admit(self, admission: Admission) -> None:
+        """A slot has a new tenant with this text: its prompt, after a preemption its output too."""
+        ...
 
-    def propose(self, plan: StepPlan, slots: Slots) -> Drafts: ...
+    def propose(self, plan: StepPlan, slots: Slots) -> Drafts:
+        """Drafts for the rows that may carry some (`Row.drafts`), an entry for every row.
+
+        The token before the first draft is the row's own, if it has one (`Row.tokens`), else
+        `slots.last_token`. The shape's depth and branching are meant to be kept; the number of
+        drafts must be.
+        """
+        ...
 
     def upkeep(self, batch: RaggedBatch, features: torch.Tensor, verdict: Verdict) -> None:
         """Keep what later drafts need of a step's tokens, drafts and given ones alike.
@@ -111,13 +126,16 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(self, row: Row, result: RowResult) -> None: ...
+    def observe(self, row: Row, result: RowResult) -> None:
+        """What a row committed: generated tokens only, none for a prompt's inner chunk."""
+        ...
 
 
 class NoDrafter:
     """Proposes nothing and remembers nothing: what drafters without a network start from."""
 
-    name = "none"
+    name = "no"
+    advice = ""
     boundaries: Sequence[int] = ()
     caches: Sequence[torch.Tensor] = ()
 
@@ -137,7 +155,8 @@ class NoDrafter:
 class NgramDrafter(NoDrafter):
     """Continues a request's text as it went on the last time its ending occurred."""
 
-    name = "ngram"
+    name = "n-gram"
+    advice = "these texts hardly repeat themselves; leave --speculative-algorithm out"
 
     def __init__(self) -> None:
         self._index: dict[int, SuffixIndex] = {}

@@ -1,7 +1,7 @@
 """Which drafters there are, and how each is made for a target.
 
-A drafter is known before the target's weights are read (`Recipe`): so its mistakes show at once,
-and the memory that it takes beside the target's K/V is counted when pages are sized.
+A drafter is known before the target's weights are read (`Recipe`): so its mistakes show at once.
+Its weights are loaded before pages are sized (`Maker`), and what it keeps of each token is counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.drafter_checkpoint import DrafterCheckpoint, open_drafter
 from paceline.errors import ConfigError
 from paceline.exec.drafter import Drafter, NgramDrafter, NoDrafter
 from paceline.exec.eagle import EagleDrafter
-from paceline.model.eagle import build_drafter
+from paceline.model.eagle import EagleModel, build_drafter
 from paceline.model.eagle_weights import load_drafter
 from paceline.model.llama import LlamaModel
 
@@ -40,46 +40,68 @@ class Resolved:
 MakeKernels = Callable[[Geometry, Resolved], Kernels]
 
 
-class Recipe(Protocol):
-    """A drafter before it is made."""
+class Maker(Protocol):
+    """A drafter whose weights are loaded, before it is known how many pages there will be."""
 
     def token_bytes(self, dtype: torch.dtype, page_size: int) -> int:
         """Memory that it keeps for each token of K/V."""
         ...
 
-    def make(self, target: LlamaModel, resolved: Resolved, make_kernels: MakeKernels) -> Drafter:
-        """Load it. Raises CheckpointError."""
+    def make(self, resolved: Resolved, make_kernels: MakeKernels) -> Drafter: ...
+
+
+class Recipe(Protocol):
+    """A drafter before anything is loaded."""
+
+    def load(self, target: LlamaModel, dtype: torch.dtype, device: torch.device) -> Maker:
+        """Read its weights. Raises CheckpointError."""
         ...
 
 
 @dataclass(frozen=True)
 class Weightless:
-    """A drafter that needs neither weights nor memory on the device."""
+    """A drafter that needs neither weights nor memory on the device. Implements both protocols.
+
+    kind: makes one, without arguments.
+    """
 
     kind: Callable[[], Drafter]
+
+    def load(self, target: LlamaModel, dtype: torch.dtype, device: torch.device) -> Maker:
+        return self
 
     def token_bytes(self, dtype: torch.dtype, page_size: int) -> int:
         return 0
 
-    def make(self, target: LlamaModel, resolved: Resolved, make_kernels: MakeKernels) -> Drafter:
+    def make(self, resolved: Resolved, make_kernels: MakeKernels) -> Drafter:
         return self.kind()
 
 
 @dataclass(frozen=True)
 class Eagle:
-    """An EAGLE-3 drafter from its checkpoint."""
+    """An EAGLE-3 drafter from its checkpoint. Implements `Recipe`."""
 
     checkpoint: DrafterCheckpoint
 
+    def load(self, target: LlamaModel, dtype: torch.dtype, device: torch.device) -> Maker:
+        tensors = load_drafter(self.checkpoint, dtype=dtype, device=device)
+        return _LoadedEagle(build_drafter(self.checkpoint.config, tensors, target))
+
+
+@dataclass(frozen=True)
+class _LoadedEagle:
+    """Implements `Maker`."""
+
+    model: EagleModel
+
     def token_bytes(self, dtype: torch.dtype, page_size: int) -> int:
         """One layer of K/V, and the feature of each page's last position."""
-        config = self.checkpoint.config
+        config = self.model.config
         feature = config.hidden_size * torch.float32.itemsize
         return config.kv_width * dtype.itemsize + -(-feature // page_size)
 
-    def make(self, target: LlamaModel, resolved: Resolved, make_kernels: MakeKernels) -> Drafter:
-        config = self.checkpoint.config
-        tensors = load_drafter(self.checkpoint, dtype=resolved.dtype, device=resolved.device)
+    def make(self, resolved: Resolved, make_kernels: MakeKernels) -> Drafter:
+        config = self.model.config
         layout = KVLayout(
             pages=resolved.pages,
             page_size=resolved.page_size,
@@ -87,12 +109,8 @@ class Eagle:
             head_dim=config.head_dim,
             dtype=resolved.dtype,
         )
-        return EagleDrafter(
-            build_drafter(config, tensors, target),
-            make_kernels(config, resolved),
-            layout,
-            resolved.max_running,
-        )
+        kernels = make_kernels(config, resolved)
+        return EagleDrafter(self.model, kernels, layout, resolved.max_running)
 
 
 def _eagle(config: EngineConfig, target: Checkpoint) -> Recipe:

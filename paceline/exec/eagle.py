@@ -32,6 +32,7 @@ class EagleDrafter:
     """Implements `Drafter`. kernels: made for the drafter's own geometry."""
 
     name = "EAGLE-3"
+    advice = "`paceline check-drafter` tells whether it fits the model and is read rightly"
 
     def __init__(self, model: EagleModel, kernels: Kernels, layout: KVLayout, slots: int) -> None:
         """layout: of the drafter's K/V, in as many pages as the target's. slots: how many."""
@@ -85,9 +86,11 @@ class EagleDrafter:
         while level is not None:
             states, level = self._level(forest, level, states, rows, slots, branching)
         grown = dict(zip(numbers, forest.drafts(), strict=True))
-        drafts = [grown.get(i, ((), ())) for i in range(len(plan.rows))]
+        drafts = [grown.get(i) or ((), ()) for i in range(len(plan.rows))]
         return Drafts(
-            tuple(tokens for tokens, _ in drafts), tuple(parents for _, parents in drafts)
+            tokens=tuple(tokens for tokens, _ in drafts),
+            parents=tuple(parents for _, parents in drafts),
+            failed=sum(each is None for each in grown.values()),
         )
 
     def _reaches(self, row: Row, shape: DraftShape) -> bool:

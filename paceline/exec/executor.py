@@ -16,6 +16,7 @@ Knows no request: rows of a plan and slots only.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -34,12 +35,16 @@ from paceline.plan.step import RowResult, StepPlan, StepResult
 
 logger = logging.getLogger("paceline")
 
+HOPELESS = 6  # failures in a row after which a drafter is called suspect
+LONGEST_REST = 256  # steps
+
 
 @dataclass(slots=True)
 class Executor:
     """A target model with its K/V storage (one tensor a layer), slot tables and drafter.
 
-    drafter_failures: times that the drafter failed; steps then go without drafts.
+    drafter_failures: times that the drafter failed; what it failed at goes without drafts, and a
+    drafter that fails again and again is asked ever more seldom.
     """
 
     model: LlamaModel
@@ -48,6 +53,9 @@ class Executor:
     slots: Slots
     drafter: Drafter = field(default_factory=NoDrafter)
     drafter_failures: int = 0
+    _lost: set[int] = field(default_factory=set)  # slots that the drafter failed to follow
+    _failed_in_a_row: int = 0
+    _rest: int = 0  # steps for which the drafter is not asked
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -80,26 +88,65 @@ class Executor:
 
     def _propose(self, plan: StepPlan) -> Drafts:
         """The drafter's drafts; none if it fails: a drafter can never harm a request."""
-        try:
-            for admission in plan.admissions:
+        for admission in plan.admissions:
+            self._lost.discard(admission.slot)
+            try:
                 self.drafter.admit(admission)
-            drafts = self.drafter.propose(plan, self.slots)
-            return drafts.within(plan, self.model.config.vocab_size)
-        except Exception:
-            self._drafter_failed()
+            except Exception as error:
+                self._lose(admission.slot, error)
+        self._rest = max(self._rest - 1, 0)
+        if self._rest or not any(row.drafts for row in plan.rows):
             return Drafts.none(plan)
+        try:
+            asked = self._without_lost(plan)
+            drafts = self.drafter.propose(asked, self.slots)
+            drafts = drafts.within(asked, self.model.config.vocab_size)
+            if drafts.failed and not any(drafts.tokens):
+                raise ValueError("its scores are not numbers")
+        except Exception as error:
+            self._failed_in_a_row += 1
+            self._rest = min(1 << self._failed_in_a_row, LONGEST_REST)
+            self._drafter_failed(error)
+            return Drafts.none(plan)
+        self._failed_in_a_row = 0
+        if drafts.failed:
+            self._drafter_failed(f"scores of {drafts.failed} requests are not numbers")
+        return drafts
+
+    def _without_lost(self, plan: StepPlan) -> StepPlan:
+        """The plan with no drafts for slots whose text the drafter does not know."""
+        if not self._lost:
+            return plan
+        rows = tuple(
+            dataclasses.replace(row, drafts=0) if row.slot in self._lost else row
+            for row in plan.rows
+        )
+        return dataclasses.replace(plan, rows=rows)
 
     def _upkeep(self, batch: RaggedBatch, features: torch.Tensor, verdict: Verdict) -> None:
         try:
             self.drafter.upkeep(batch, features, verdict)
-        except Exception:
-            self._drafter_failed()
+        except Exception as error:
+            self._drafter_failed(error)
 
-    def _drafter_failed(self) -> None:
+    def _lose(self, slot: int, error: Exception) -> None:
+        self._lost.add(slot)
+        self._drafter_failed(error)
+
+    def _drafter_failed(self, reason: object) -> None:
         """Count it; the log hears of the first."""
         self.drafter_failures += 1
         if self.drafter_failures == 1:
-            logger.exception("the %s drafter failed; going on without", self.drafter.name)
+            kind = type(reason).__name__ + ": " if isinstance(reason, Exception) else ""
+            logger.warning(
+                "the %s drafter failed (%s%s); going on without", self.drafter.name, kind, reason
+            )
+            logger.debug("where it failed", exc_info=True)
+
+    @property
+    def drafter_rests(self) -> bool:
+        """It failed so often in a row that it is hardly asked any more."""
+        return self._failed_in_a_row >= HOPELESS
 
     def _results(
         self, plan: StepPlan, drafts: Drafts, batch: RaggedBatch, verdict: Verdict
@@ -117,11 +164,12 @@ class Executor:
                     walk=walked(parents, path[: max(accepted, 0)]),
                 )
             )
-        try:
-            for row, result in zip(plan.rows, results, strict=True):
-                self.drafter.observe(row, result)
-        except Exception:
-            self._drafter_failed()
+        for row, result in zip(plan.rows, results, strict=True):
+            if row.slot not in self._lost:
+                try:
+                    self.drafter.observe(row, result)
+                except Exception as error:
+                    self._lose(row.slot, error)
         return tuple(results)
 
     def _move_accepted(self, batch: RaggedBatch, verdict: Verdict) -> None:

@@ -51,8 +51,14 @@ def start(
 ) -> tuple[Executor, Resolved]:
     """Load the model and make the executor. Raises ConfigError and CheckpointError."""
     recipe = recipe_of(config, checkpoint)
-    target = load_target(config, checkpoint, on_progress)
-    return assemble(config, target, recipe, on_progress)
+    try:
+        target = load_target(config, checkpoint, on_progress)
+        return assemble(config, target, recipe, on_progress)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "out of device memory while loading: use a smaller model or drafter, lower --kv-tokens "
+            f"or free memory ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def load_target(config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Target:
@@ -77,16 +83,17 @@ def assemble(
 ) -> tuple[Executor, Resolved]:
     """Size the memory and put target and drafter together."""
     model = target.model
+    maker = recipe.load(model, target.dtype, target.device)
     resolved = _resolve(
         config,
         model.config,
         device=target.device,
         dtype=target.dtype,
-        more_token_bytes=recipe.token_bytes(target.dtype, config.page_size),
+        more_token_bytes=maker.token_bytes(target.dtype, config.page_size),
     )
     on_progress(Progress(stage="preparing kernels"))
     kernels = make_kernels(model.config, resolved)
-    drafter = recipe.make(model, resolved, make_kernels)
+    drafter = maker.make(resolved, make_kernels)
     layout = KVLayout(
         pages=resolved.pages,
         page_size=resolved.page_size,

@@ -124,24 +124,23 @@ class Forest:
         )
         return self.level
 
-    def drafts(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def drafts(self) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
         """Tokens and parents (0 the root, j the j-th draft) of each request's best candidates.
 
-        Raises ValueError where a score is not a number.
+        None for a request with a score that is no number: nothing of it can be ranked.
         """
         tokens, worth, parents = (
             torch.cat([level[i] for level in self._scored], 1) for i in range(3)
         )
-        if bool(worth.isnan().any()):
-            raise ValueError("the drafter's scores are not numbers")
+        broken = worth.isnan().any(1).tolist()
         # Stable: of equals the earlier, so that no child is taken without its parent.
         ranked = worth.sort(dim=1, descending=True, stable=True)
         best = ranked.indices[:, : max(plot.drafts for plot in self.plots)]
         real = (ranked.values > MINUS_INFINITY).sum(1).tolist()
         table = torch.stack((best, tokens.gather(1, best), parents.gather(1, best)), 2).tolist()
         return [
-            _numbered(row[: min(plot.drafts, count)])
-            for plot, row, count in zip(self.plots, table, real, strict=True)
+            None if bad else _numbered(row[: min(plot.drafts, count)])
+            for plot, row, count, bad in zip(self.plots, table, real, broken, strict=True)
         ]
 
 

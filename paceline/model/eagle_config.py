@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config import LAYER_IDS, NORM_OUTPUT
 from paceline.errors import CheckpointError, ConfigError
 from paceline.model import eagle_layout as layout_of
 from paceline.model.config import ModelConfig, RopeConfig
 from paceline.model.eagle_layout import SPECFORGE, Shapes, Source, compared, read_source, shown
-
-LAYER_IDS = ("auto", "boundary", "output")
-NORM_OUTPUT = ("auto", "head", "feedback")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,11 +229,22 @@ def _usual_boundaries(source: Source) -> tuple[int, ...]:
     return low, middle, high
 
 
+def _settled(source: Source, meaning: str, option: str, name: str) -> str:
+    """The meaning, or what an option makes of it; an option that nothing hangs on is an error."""
+    if option == "auto":
+        return meaning
+    if meaning == "fixed":
+        raise source.error(
+            f"--speculative-draft-{name} {option} is not read: this checkpoint leaves nothing "
+            "open there; leave the option out"
+        )
+    return option
+
+
 def boundaries(source: Source, option: str) -> tuple[int, ...]:
     """Where the target's residual stream is read, one place for each feature that fc takes."""
     ids, meaning = layer_ids(source)
-    if meaning != "fixed" and option != "auto":
-        meaning = option
+    meaning = _settled(source, meaning, option, "layer-ids")
     if meaning == "unclear":
         raise source.error(
             f"layer ids {shown(str(list(ids)))} have two meanings, the layer before which or after "
@@ -274,9 +285,9 @@ def output_norm(source: Source, option: str) -> tuple[bool, bool]:
     """(the norm comes before the head, the normed state goes on to the next level)."""
     top, meaning = source.top, norm_meaning(source)
     if meaning == "fixed":
+        _settled(source, meaning, option, "norm-output")
         return top.flag(OWN_NORM_HEAD, True), top.flag(OWN_FEED_NORMED, False)
-    if option != "auto":
-        meaning = option
+    meaning = _settled(source, meaning, option, "norm-output")
     if meaning == "unclear":
         raise source.error(
             "norm_output has two meanings, whether the norm comes before the head or whether the "

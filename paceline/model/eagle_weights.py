@@ -47,6 +47,11 @@ def load_drafter(
                 f"{where}: tensor {name} is stored as {tensor.dtype}, which cannot be read here: "
                 "use the original weights"
             )
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{where}: tensor {name} holds infinities or what is no number: fetch it again, or "
+                "use a drafter that was trained well"
+            )
     if "d2t" in found:
         _check_table(found["d2t"], checkpoint.config, where)
     return {

@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from paceline.plan.cost import CostTable
-from paceline.plan.step import PLAIN, Choice, DraftShape, Load, RequestShape, StepPlan
+from paceline.plan.step import NOBODY, PLAIN, Choice, DraftShape, Load, RequestShape, StepPlan
 
 HYSTERESIS = 0.02  # gain in tokens per second below which the depth stays as it is
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
@@ -57,7 +57,7 @@ class Adaptive:
 
     def choose(self, load: Load) -> Choice:
         if not load.decodes:
-            return Choice(shape=PLAIN, reason="nobody decodes")
+            return Choice(shape=PLAIN, reason=NOBODY)
         plain = self._option(load, PLAIN, (), (), 0.0, 0)
         options = [plain, *self._options(load)]
         best = max(options, key=_rate)

@@ -51,7 +51,7 @@ class Static(WithoutCosts):
     each: RequestShape
 
     def choose(self, load: Load) -> Choice:
-        return Choice(shape=self.each.over(load), reason="static")
+        return self.each.over(load, "static")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Threshold(WithoutCosts):
 
     def choose(self, load: Load) -> Choice:
         if load.running <= self.most:
-            return Choice(shape=self.each.over(load), reason=f"at most {self.most} requests")
+            return self.each.over(load, f"at most {self.most} requests")
         return Choice(shape=PLAIN, reason=f"more than {self.most} requests")
 
 
@@ -96,7 +96,9 @@ class Schedule(WithoutCosts):
                 raise ConfigError(f"schedule row {list(row)} is empty or has negative drafts")
             if drafts > most:
                 raise ConfigError(
-                    f"schedule row {list(row)} has more than the {most} draft tokens possible"
+                    f"schedule row {list(row)} has more than the {most} draft tokens of {depth} "
+                    f"steps with topk {branching}: lower it, or raise --speculative-num-steps or "
+                    "--speculative-eagle-topk"
                 )
             shape = RequestShape(depth=min(depth, drafts), branching=branching, drafts=drafts)
             table.append((first, last, shape))
@@ -108,7 +110,7 @@ class Schedule(WithoutCosts):
     def choose(self, load: Load) -> Choice:
         for first, last, shape in self.table:
             if first <= load.running <= last:
-                return Choice(shape=shape.over(load), reason=f"{first} to {last} requests")
+                return shape.over(load, f"{first} to {last} requests")
         return Choice(shape=PLAIN, reason="outside the schedule")
 
 
@@ -119,18 +121,31 @@ def policy_of(
 
     Raises ConfigError for a schedule that makes no sense.
     """
-    if config.speculative_algorithm == "NONE" or config.speculative_policy == "off":
-        return Off()
-    branching, most = config.draft_branching, config.speculative_disable_batch_threshold
-    if config.speculative_schedule is not None:
-        try:
-            rows = msgspec.json.decode(config.speculative_schedule.encode(), type=list[list[int]])
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"--speculative-schedule is no list of rows: {error}") from None
-        depth = MAX_DEPTH if branching == 1 else config.draft_depth
-        return Schedule.parse(rows, branching=branching, depth=depth)
-    each = RequestShape(depth=config.draft_depth, branching=branching, drafts=config.draft_tokens)
-    if config.speculative_policy == "adaptive":
-        budget = config.speculative_max_draft_tokens or 10**9
-        return Adaptive(costs=costs(), most=each, budget=budget)
-    return Static(each) if most is None else Threshold(each, most)
+    each = RequestShape(
+        depth=config.draft_depth, branching=config.draft_branching, drafts=config.draft_tokens
+    )
+    match config.policy:
+        case "off":
+            return Off()
+        case "static":
+            return Static(each)
+        case "threshold":
+            most = config.speculative_disable_batch_threshold
+            assert most is not None  # the configuration sees to it
+            return Threshold(each, most)
+        case "schedule":
+            return _schedule(config)
+        case "adaptive":
+            budget = config.speculative_max_draft_tokens or 10**9
+            return Adaptive(costs=costs(), most=each, budget=budget)
+    raise ConfigError(f"--speculative-policy {config.policy} has no policy behind it")
+
+
+def _schedule(config: EngineConfig) -> Schedule:
+    text, branching = config.speculative_schedule or "", config.draft_branching
+    try:
+        rows = msgspec.json.decode(text.encode(), type=list[list[int]])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--speculative-schedule is no list of rows: {error}") from None
+    depth = MAX_DEPTH if branching == 1 else config.draft_depth
+    return Schedule.parse(rows, branching=branching, depth=depth)

@@ -36,6 +36,7 @@ class DraftShape:
 
 
 PLAIN = DraftShape()
+NOBODY = "nobody decodes"  # the reason for steps of prompts alone, whatever the policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,13 @@ class RequestShape:
     def chain(cls, depth: int) -> RequestShape:
         return cls(depth=depth, drafts=depth)
 
-    def over(self, load: Load) -> DraftShape:
+    def over(self, load: Load, reason: str) -> Choice:
+        """This shape for every decoding row."""
         budget = self.drafts * load.decodes
-        if not budget:
-            return PLAIN
-        return DraftShape(depth=self.depth, branching=self.branching, budget=budget)
+        if not load.decodes:
+            return Choice(shape=PLAIN, reason=NOBODY)
+        shape = DraftShape(depth=self.depth, branching=self.branching, budget=budget)
+        return Choice(shape=shape if budget else PLAIN, reason=reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

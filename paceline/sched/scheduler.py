@@ -161,23 +161,35 @@ class Scheduler:
     ) -> list[Row]:
         """Let rows carry their share of drafts by slot, as far as tokens and pages are to spare.
 
-        Drafts never preempt: who runs and who waits is the same at every depth.
+        Where tokens are short the small shares come first and the large ones get even parts of the
+        rest. Drafts never preempt: who runs and who waits is the same at every depth.
         """
         tokens = self.limits.max_batched_tokens - sum(row.given for row in rows)
         pages = self.pool.free + self.prefix.evictable - sum(wanted.values())
-        widened = []
-        for row in rows:
-            request = self._planned[row.slot]
-            left = request.max_tokens - request.output_length - 1
-            share = min(shares.get(row.slot, 0), request.params.max_draft_tokens)
-            drafts = max(min(share, left, tokens), 0)
-            extra = self._lacking(request, row.given + drafts) - wanted[row.slot]
-            if extra > pages:
-                drafts, extra = 0, 0
-            wanted[row.slot] += extra
-            tokens, pages = tokens - drafts, pages - extra
-            widened.append(dataclasses.replace(row, drafts=drafts) if drafts else row)
-        return widened
+        most = {row.slot: self._most_drafts(row, shares.get(row.slot, 0)) for row in rows}
+        open_rows = sum(count > 0 for count in most.values())
+        drafts = {}
+        for slot, count in sorted(most.items(), key=lambda item: item[1]):
+            if not count:
+                continue
+            request = self._planned[slot]
+            own = len(request.pages) + wanted[slot]
+            room = (own + pages) * self.pool.page_size - request.computed - 1
+            count = max(min(count, tokens // open_rows, room), 0)
+            extra = max(self._lacking(request, 1 + count) - wanted[slot], 0)
+            wanted[slot] += extra
+            drafts[slot] = count
+            tokens, pages, open_rows = tokens - count, pages - extra, open_rows - 1
+        return [
+            dataclasses.replace(row, drafts=drafts[row.slot]) if drafts.get(row.slot) else row
+            for row in rows
+        ]
+
+    def _most_drafts(self, row: Row, share: int) -> int:
+        """Of its share what the row's request has use for: none after its last token."""
+        request = self._planned[row.slot]
+        left = request.max_tokens - request.output_length - 1
+        return max(min(share, left, request.params.max_draft_tokens), 0)
 
     def _plan_row(self, request: Request, count: int) -> Row:
         self._planned[request.slot] = request

@@ -102,7 +102,7 @@ class _EngineCollector(Collector):
         yield _counter("accepted_tokens", "Draft tokens accepted", stats.accepted_tokens_total)
         yield _counter(
             "drafter_failures",
-            "Steps that went without drafts because the drafter failed",
+            "Times that the drafter failed; what it failed at went without drafts",
             stats.drafter_failures_total,
         )
         yield _counter(
@@ -132,7 +132,9 @@ def _speculation(said: SpeculationStats) -> Iterator[Metric]:
         "speculation_budget", "Draft tokens of a step in the policy's latest choice", said.budget
     )
     yield _gauge(
-        "drafter_suspect", "1 when many drafts were verified and none accepted", said.suspect
+        "drafter_suspect",
+        "1 when hardly any draft is accepted (under 1 % of the first ones) or the drafter fails",
+        said.suspect,
     )
 
 

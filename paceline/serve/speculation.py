@@ -27,10 +27,9 @@ class SpeculationInfo:
     @classmethod
     def of(cls, config: EngineConfig) -> SpeculationInfo:
         """The policy is off where nobody drafts, whatever its flag says."""
-        algorithm, policy = config.speculative_algorithm, config.speculative_policy
         return cls(
-            algorithm=algorithm,
-            policy="off" if algorithm == "NONE" else policy,
+            algorithm=config.speculative_algorithm,
+            policy=config.policy,
             draft_model=config.speculative_draft_model_path,
         )
 

@@ -257,8 +257,9 @@ def test_layer_ids_with_two_meanings_are_asked_for(ids: tuple[int, ...]) -> None
 def test_an_option_overrules_what_is_only_likely() -> None:
     assert read(options=("boundary", "auto")).boundaries == (1, 5, 8)
     assert read("speculators", options=("output", "auto")).boundaries == (3, 7, 10)
-    own = read(options=("output", "auto"), paceline_boundaries=[1, 2, 3])
-    assert own.boundaries == (1, 2, 3)
+    assert read(paceline_boundaries=[1, 2, 3]).boundaries == (1, 2, 3)
+    message = refused(options=("output", "auto"), paceline_boundaries=[1, 2, 3])
+    assert "--speculative-draft-layer-ids output is not read" in message
     message = refused(options=("output", "auto"), **aux(1, 2, 12))
     assert "--speculative-draft-layer-ids boundary" in message
 
@@ -300,7 +301,8 @@ def test_a_flat_norm_output_is_asked_for(value: bool) -> None:
 
 
 def test_norm_output_with_one_meaning() -> None:
-    plain = read(options=("auto", "feedback"))
+    plain = read()
+    assert "norm-output feedback is not read" in refused(options=("auto", "feedback"))
     assert (plain.norm_head, plain.feed_normed) == (True, False)
     assert read("speculators").feed_normed
     assert not read("speculators", norm_output=False).feed_normed

@@ -32,7 +32,7 @@ def body(info: SpeculationInfo, stats: EngineStats) -> dict[str, Any]:
         ({"speculative_policy": "off"}, PLAIN),
         (
             {"speculative_algorithm": "NGRAM"},
-            SpeculationInfo(algorithm="NGRAM", policy="static"),
+            SpeculationInfo(algorithm="NGRAM", policy="adaptive"),
         ),
         (
             {"speculative_algorithm": "NGRAM", "speculative_policy": "off"},
@@ -48,7 +48,7 @@ def body(info: SpeculationInfo, stats: EngineStats) -> dict[str, Any]:
         ),
         (
             {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/models/e"},
-            SpeculationInfo(algorithm="EAGLE3", policy="static", draft_model="/models/e"),
+            SpeculationInfo(algorithm="EAGLE3", policy="adaptive", draft_model="/models/e"),
         ),
     ],
 )
@@ -108,9 +108,9 @@ def test_every_figure_has_its_place() -> None:
             suspect=True,
         ),
     )
-    assert body(SpeculationInfo(algorithm="NGRAM", policy="static"), stats) == {
+    assert body(SpeculationInfo(algorithm="NGRAM", policy="adaptive"), stats) == {
         "algorithm": "NGRAM",
-        "policy": "static",
+        "policy": "adaptive",
         "draft_model": None,
         "shape": {"depth": 4, "branching": 5, "budget": 6},
         "reason": "few requests",
