@@ -127,7 +127,6 @@ class Adaptive:
         The rate rises and then falls with their number; past the rise the search ends.
         """
         groups, offered, costs = load.survival.groups, load.survival.offered, self.costs
-        given = load.decodes + load.prefill_tokens
         nodes, level_seconds = [0] * depth, [0.0] * depth
         gain, count, best, best_rate, falls = 0.0, 0, 0, 0.0, 0
         for number, (alive, minus_level, g) in enumerate(drafts, start=1):
@@ -139,9 +138,7 @@ class Adaptive:
             level_seconds[-minus_level] = costs.level(nodes[-minus_level])
             if not nodes[-1]:  # what is less deep stands under its own depth
                 continue
-            tokens = given + offered * count
-            seconds = costs.step(tokens, load.rows, load.context_tokens)
-            seconds = seconds * load.pace.factor(tokens) + costs.proposal + sum(level_seconds)
+            seconds = self._step(load, count) + costs.proposal + sum(level_seconds)
             rate = (load.decodes + offered * gain) / seconds
             falls = 0 if rate > best_rate else falls + 1
             if not falls:
@@ -190,11 +187,25 @@ class Adaptive:
         gain: float,
         drafts: int,
     ) -> _Option:
-        offered = load.survival.offered
-        tokens = load.decodes + load.prefill_tokens + offered * drafts
+        seconds = self._step(load, drafts) + self.costs.drafting(nodes)
+        return _Option(shape, widths, load.decodes + load.survival.offered * gain, seconds)
+
+    def _step(self, load: Load, drafts: int) -> float:
+        """Seconds of a step that may carry so many drafts, of which a share is offered.
+
+        Many rows offer about that share at every step, a single one all or nothing: in between it
+        is something in between.
+        """
+        offered, given = load.survival.offered, load.decodes + load.prefill_tokens
+        mean = self._at(load, given + offered * drafts)
+        if offered > 0.99 or not drafts:
+            return mean
+        either = (1 - offered) * self._at(load, given) + offered * self._at(load, given + drafts)
+        return mean + (either - mean) / max(load.decodes, 1)
+
+    def _at(self, load: Load, tokens: float) -> float:
         seconds = self.costs.step(tokens, load.rows, load.context_tokens)
-        seconds = seconds * load.pace.factor(tokens) + self.costs.drafting(nodes)
-        return _Option(shape, widths, load.decodes + offered * gain, seconds)
+        return seconds * load.pace.factor(tokens)
 
 
 def _rate(option: _Option) -> float:

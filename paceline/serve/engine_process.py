@@ -57,8 +57,9 @@ def serve(engine: Engine, side: EngineSide) -> None:
             if isinstance(message, Shutdown):
                 return
             refused += apply(engine, message)
+        busy = not engine.idle
         deltas = refused + engine.step()
-        if deltas or messages:
+        if deltas or messages or busy:  # a step of prompts has no deltas, but figures
             side.send(StepOutputs(deltas=tuple(deltas), stats=engine.stats))
 
 

@@ -48,8 +48,14 @@ def rate_of(policy: Adaptive, at: Load, widths: tuple[int, ...]) -> float:
         drafts += rows * width
         for level in range(width):
             nodes[level] += rows
-    tokens = at.decodes + at.prefill_tokens + survival.offered * drafts
-    seconds = policy.costs.step(tokens, at.rows, at.context_tokens)
+    given = at.decodes + at.prefill_tokens
+
+    def step(tokens: float) -> float:
+        return policy.costs.step(tokens, at.rows, at.context_tokens)
+
+    mean = step(given + survival.offered * drafts)
+    either = (1 - survival.offered) * step(given) + survival.offered * step(given + drafts)
+    seconds = mean + (either - mean) / at.decodes if drafts else mean
     seconds += policy.costs.drafting([n for n in nodes if n])
     return (at.decodes + survival.offered * gain) / seconds
 
