@@ -55,9 +55,9 @@ class _Lean:
 class Acceptance:
     """Learns from outcomes. Keys tell requests apart; whoever leaves is forgotten."""
 
-    MEMORY = 400  # trials by position
+    MEMORY = 100  # trials by position: workloads change within minutes
     OWN = 30  # trials of one request
-    SHRINK = 3.0  # hits that a request must show before it is believed half
+    SHRINK = 2.0  # hits that a request must show before it is believed half
     FORGET = 0.995  # what a request keeps of its evidence each step, drafting or not
     WEIGHT = 5.0  # trials that the first guess is worth
 

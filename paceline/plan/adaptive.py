@@ -12,7 +12,7 @@ the drafter makes trees.
 
 Two rules beside it. What is not chosen stays unknown: while steps are plain, now and then one row
 carries a draft, so seldom that it costs `PROBING` of the time. And the depth is changed only for a
-gain of `HYSTERESIS`, so that noise does not flap it.
+gain of `HYSTERESIS`, so that noise does not flap it; a probe is no change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from functools import lru_cache
 from itertools import accumulate
 
 from paceline.plan.cost import CostTable
-from paceline.plan.step import NOBODY, PLAIN, Choice, DraftShape, Load, RequestShape, StepPlan
+from paceline.plan.step import (
+    NOBODY,
+    PLAIN,
+    PROBE,
+    Choice,
+    DraftShape,
+    Load,
+    RequestShape,
+    StepPlan,
+)
 
 HYSTERESIS = 0.02  # gain in tokens per second below which the depth stays as it is
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
@@ -80,7 +89,7 @@ class Adaptive:
             return _choice(plain, "drafts do not pay")
         return Choice(
             shape=probe.shape,
-            reason="probe",
+            reason=PROBE,
             predicted_seconds=probe.seconds,
             predicted_tokens=probe.tokens,
         )

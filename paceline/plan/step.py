@@ -37,6 +37,7 @@ class DraftShape:
 
 PLAIN = DraftShape()
 NOBODY = "nobody decodes"  # the reason for steps of prompts alone, whatever the policy
+PROBE = "probe"  # the reason for steps that find out what drafts are worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.cost import PaceKeeper
 from paceline.plan.policy import SpeculationPolicy
-from paceline.plan.step import PLAIN, Choice, DraftShape, Load, Row, StepResult
+from paceline.plan.step import NOBODY, PLAIN, PROBE, Choice, DraftShape, Load, Row, StepResult
 
 
 class Estimates:
@@ -69,7 +69,8 @@ class Estimates:
             if request_id is not None:
                 self.acceptance.observe(request_id, row.drafts, done)
         self.acceptance.fade()
-        self._latest = plan.choice.shape
+        if plan.choice.reason not in (NOBODY, PROBE):
+            self._latest = plan.choice.shape
         self._plain_steps = 0 if drafts else self._plain_steps + 1
         expected = self.policy.seconds(plan, drafts)
         if expected is not None:

@@ -127,7 +127,9 @@ class Scheduler:
         self, rows: list[Row], wanted: dict[int, int], admissions: list[Admission]
     ) -> StepPlan:
         drafting = {
-            row.slot: self._planned[row.slot].id for row in rows if row.given == 1 and row.samples
+            row.slot: self._planned[row.slot].id
+            for row in rows
+            if row.given == 1 and row.samples and self._most_drafts(row, 1)
         }
         load = self.estimates.load(
             rows, drafting, running=len(self.running), waiting=len(self.waiting)
