@@ -3,10 +3,11 @@
     python benchmarks/regret.py --output benchmarks/results/regret.json
 
 The demo model in bfloat16 with the n-gram drafter, in one process without HTTP; one engine an arm,
-of which one at a time works, A B C A B C. `plain again` is a second plain engine: what it differs
-from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the best arm's (without
-`plain again`), of medians over --rounds rounds. Outputs must be equal over all arms where numbers
-decide clearly; bfloat16 lets near ties fall, so differences are counted, not failed.
+of which one at a time works, A B C A B C. Each level is a closed loop of four requests for each that
+runs at a time, so that what one saves is used by the next. `plain again` is a second plain engine:
+what it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the best
+arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of the
+sampled token fall either way as batches differ: texts that differ are counted, not failed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.types import AddRequest
 
+TURNS = 4  # requests of a level, times its concurrency
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"speculative_policy": "off"},
     "static 1": {"speculative_policy": "static", "speculative_num_steps": 1},
@@ -58,16 +61,35 @@ def prompts(llm: LLM, workload: str, count: int, turn: int) -> list[list[int]]:
     return [llm.chat_prompt([{"role": "user", "content": text}]) for text in asked]
 
 
-def measure(levels: list[int], rounds: int, tokens: int) -> dict[str, Any]:
+def closed_loop(llm: LLM, batch: list[list[int]], level: int, tokens: int) -> dict[str, list[int]]:
+    """Generate for all of them, `level` at a time: a new request as soon as one ends."""
+    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, seed=0)
+    waiting = [
+        AddRequest(id=str(i), prompt=tuple(prompt), params=params) for i, prompt in enumerate(batch)
+    ][::-1]
+    texts: dict[str, list[int]] = {}
+    running = 0
+    while waiting or running:
+        while waiting and running < level:
+            request = waiting.pop()
+            texts[request.id] = []
+            llm.engine.add(request)
+            running += 1
+        for delta in llm.engine.step():
+            texts[delta.id] += delta.tokens
+            running -= delta.finish is not None
+    return texts
+
+
+def measure(workloads: list[str], levels: list[int], rounds: int, tokens: int) -> dict[str, Any]:
     llms = {
         name: LLM(kv_tokens=16384, speculative_algorithm="NGRAM", **options)
         for name, options in ARMS.items()
     }
-    params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     for llm in llms.values():
-        llm.generate(prompts(llm, "chat", 2, 99), params)
+        closed_loop(llm, prompts(llm, "chat", 2, 99), 2, tokens)
     result: dict[str, Any] = {}
-    for workload in ("copying", "chat"):
+    for workload in workloads:
         result[workload] = {}
         for level in levels:
             rates: dict[str, list[float]] = {name: [] for name in ARMS}
@@ -75,11 +97,11 @@ def measure(levels: list[int], rounds: int, tokens: int) -> dict[str, Any]:
             for turn in range(rounds):
                 texts = []
                 for name, llm in llms.items():
-                    batch = prompts(llm, workload, level, turn)
+                    batch = prompts(llm, workload, TURNS * level, turn)
                     started = time.perf_counter()
-                    done = llm.generate(batch, params)
-                    rates[name].append(level * tokens / (time.perf_counter() - started))
-                    texts.append([completion.tokens for completion in done])
+                    done = closed_loop(llm, batch, level, tokens)
+                    rates[name].append(len(batch) * tokens / (time.perf_counter() - started))
+                    texts.append(list(done.values()))
                 differing += sum(
                     a != b for other in texts[1:] for a, b in zip(texts[0], other, strict=True)
                 )
@@ -98,11 +120,12 @@ def summary(rates: dict[str, list[float]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--workloads", nargs="+", default=["copying", "chat"])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all arms")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate per request")
     parser.add_argument("--output", help="write the result there as JSON")
     arguments = parser.parse_args()
-    found = measure(arguments.levels, arguments.rounds, arguments.tokens)
+    found = measure(arguments.workloads, arguments.levels, arguments.rounds, arguments.tokens)
     worst = {
         arm: max(level["regret"][arm] for levels in found.values() for level in levels.values())
         for arm in ARMS
