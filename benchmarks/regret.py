@@ -3,10 +3,10 @@
     python benchmarks/regret.py --output benchmarks/results/regret.json
 
 The demo model in bfloat16 with the n-gram drafter, in one process without HTTP; one engine an arm,
-of which one at a time works, A B C A B C. Each level is a closed loop of four requests for each that
-runs at a time, so that what one saves is used by the next. `plain again` is a second plain engine:
-what it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the best
-arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of the
+of which one at a time works, A B C A B C. Each level is a closed loop of four requests for each
+that runs at a time, so that what one saves is used by the next. `plain again` is a second plain
+engine: what it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the
+best arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of the
 sampled token fall either way as batches differ: texts that differ are counted, not failed.
 """
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def main() -> None:
     }
     result = {
         "benchmark": "regret",
-        "command": "python benchmarks/regret.py",
+        "command": " ".join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
         "worst_regret": worst,
