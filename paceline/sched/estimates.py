@@ -18,8 +18,7 @@ from paceline.plan.step import NOBODY, PLAIN, PROBE, Choice, DraftShape, Load, R
 class Estimates:
     """Everything that a policy may learn from."""
 
-    def __init__(self, policy: SpeculationPolicy) -> None:
-        self.policy = policy
+    def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.pace = PaceKeeper()
         self._latest: DraftShape = PLAIN
@@ -27,9 +26,9 @@ class Estimates:
         self._turn = 0
 
     def load(
-        self, rows: Sequence[Row], drafting: Mapping[int, str], *, running: int, waiting: int
+        self, rows: Sequence[Row], drafting: Mapping[int, float], *, running: int, waiting: int
     ) -> Load:
-        """drafting: id of the request of each slot whose row may draft."""
+        """drafting: how the request of each slot whose row may draft leans (`Acceptance.lean`)."""
         decodes = sum(row.given == 1 and row.samples for row in rows)
         return Load(
             running=running,
@@ -38,13 +37,13 @@ class Estimates:
             context_tokens=sum(row.start for row in rows),
             waiting=waiting,
             rows=len(rows),
-            survival=self.acceptance.snapshot(map(self.acceptance.lean, drafting.values())),
+            survival=self.acceptance.snapshot(drafting.values()),
             pace=self.pace.snapshot(),
             latest=self._latest,
             plain_steps=self._plain_steps,
         )
 
-    def shares(self, choice: Choice, load: Load, drafting: Mapping[int, str]) -> dict[int, int]:
+    def shares(self, choice: Choice, load: Load, drafting: Mapping[int, float]) -> dict[int, int]:
         """Drafts that each slot's row may carry: by its group, or an even part of the budget.
 
         What an even spread leaves over goes to some rows, other ones each time.
@@ -53,15 +52,17 @@ class Estimates:
             width = {
                 lean: w for (lean, _), w in zip(load.survival.groups, choice.widths, strict=True)
             }
-            return {slot: width[self.acceptance.lean(id)] for slot, id in drafting.items()}
+            return {slot: width[lean] for slot, lean in drafting.items()}
         each, over = divmod(choice.shape.budget, max(load.decodes, 1))
         self._turn += over
         slots = list(drafting)
         lucky = {slots[(self._turn + i) % len(slots)] for i in range(min(over, len(slots)))}
         return {slot: each + (slot in lucky) for slot in slots}
 
-    def learn(self, result: StepResult, ids: Sequence[str | None]) -> None:
-        """ids: of each row's request, None if it has left."""
+    def learn(
+        self, result: StepResult, ids: Sequence[str | None], policy: SpeculationPolicy
+    ) -> None:
+        """ids: of each row's request, None if it has left. policy: says what it had expected."""
         plan = result.plan
         drafts = 0
         for row, done, request_id in zip(plan.rows, result.rows, ids, strict=True):
@@ -72,7 +73,7 @@ class Estimates:
         if plan.choice.reason not in (NOBODY, PROBE):
             self._latest = plan.choice.shape
         self._plain_steps = 0 if drafts else self._plain_steps + 1
-        expected = self.policy.seconds(plan, drafts)
+        expected = policy.seconds(plan, drafts)
         if expected is not None:
             tokens = sum(row.given for row in plan.rows) + drafts
             self.pace.observe(tokens, expected, result.seconds)

@@ -53,7 +53,7 @@ class Scheduler:
         self.policy = policy
         self.prefix = PrefixCache(pool.page_size)
         self.slots = SlotNumbers(limits.max_running)
-        self.estimates = Estimates(policy)
+        self.estimates = Estimates()
         self.running: list[Request] = []  # in order of arrival
         self.waiting: deque[Request] = deque()
         self.by_id: dict[str, Request] = {}
@@ -127,7 +127,7 @@ class Scheduler:
         self, rows: list[Row], wanted: dict[int, int], admissions: list[Admission]
     ) -> StepPlan:
         drafting = {
-            row.slot: self._planned[row.slot].id
+            row.slot: self.estimates.acceptance.lean(self._planned[row.slot].id)
             for row in rows
             if row.given == 1 and row.samples and self._most_drafts(row, 1)
         }
@@ -269,7 +269,7 @@ class Scheduler:
         pages = plan.reservation.commit(kept)
         self.counters.step(result)
         tenants = [self._tenant(row) for row in plan.rows]
-        self.estimates.learn(result, [None if r is None else r.id for r in tenants])
+        self.estimates.learn(result, [None if r is None else r.id for r in tenants], self.policy)
         for row, done in zip(plan.rows, result.rows, strict=True):
             request = self._tenant(row)
             if request is not None:

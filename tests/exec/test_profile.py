@@ -46,7 +46,6 @@ def test_profiling_changes_nothing_of_what_is_generated(
     if kind == "ngram":
         policy = Adaptive(costs, RequestShape.chain(4), budget=50)
     engine.scheduler.policy = policy
-    engine.scheduler.estimates.policy = policy
     for _ in range(2):
         assert run(engine, requests(16)) == alone
     assert engine.stats.drafter_failures_total == 0

@@ -196,24 +196,24 @@ def _product(path: tuple[float, ...]) -> float:
 def test_a_probe_is_no_change_of_depth() -> None:
     """What it finds decides, not that it was there."""
     policy = Adaptive(table(0.0005, 0.0005), RequestShape.chain(5), budget=10**6)
-    estimates = Estimates(policy)
+    estimates = Estimates()
     row = Row(slot=0, generation=1, start=50)
     drafted = 0
     for _ in range(600):
-        at = estimates.load([row] * 4, {i: str(i) for i in range(4)}, running=4, waiting=0)
+        leans = {i: estimates.acceptance.lean(str(i)) for i in range(4)}
+        at = estimates.load([row] * 4, leans, running=4, waiting=0)
         choice = policy.choose(at)
         plan = StepPlan(
             rows=(row,) * 4, choice=choice, load=at, reservation=PagePool(1, 1).reserve({})
         )
-        shares = estimates.shares(choice, at, {i: str(i) for i in range(4)})
+        shares = estimates.shares(choice, at, leans)
         results = [RowResult(tokens=(1,))] * 4
         for i, share in shares.items():
             if share:  # every draft is wrong
                 results[i] = RowResult(tokens=(1,), levels=(1,) * share, walk=((1, 0),))
                 drafted += share
-        estimates.learn(
-            StepResult(plan=plan, rows=tuple(results), seconds=0.012), [str(i) for i in range(4)]
-        )
+        result = StepResult(plan=plan, rows=tuple(results), seconds=0.012)
+        estimates.learn(result, [str(i) for i in range(4)], policy)
     assert choice.reason in ("drafts do not pay", "probe")
     assert drafted < 150  # some at first, then a probe now and then
     assert estimates.acceptance.snapshot([]).rates[0] < 0.2
