@@ -55,7 +55,7 @@ from tests.eagle_support import (
 )
 from tests.model.support import chunk_view
 from tests.test_engine import CONFIG, CPU, alone, make_engine, model, requests, run
-from tests.test_speculation import oracle
+from tests.test_speculation import LOADS, SETTINGS, oracle, random_load
 
 __all__ = ["alone", "model"]  # fixtures
 
@@ -201,15 +201,6 @@ def watched_engine(
     return engine, drafter
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"batched": 80, "page_size": 1},
-    {"running": 3, "batched": 9, "page_size": 7},
-    {"running": 16, "batched": 200, "pages": 34},
-    {"running": 16, "batched": 300, "reference": True},
-]
-
-
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS[:3], ids=str)
 def test_drafts_are_those_of_a_drafter_that_recomputed_everything(
@@ -231,15 +222,7 @@ def test_drafts_are_those_of_a_drafter_that_recomputed_everything(
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(
-    seed=st.integers(0, 10**6),
-    running=st.integers(1, 16),
-    extra=st.integers(0, 60),
-    pages=st.integers(100, 300),
-    page_size=st.integers(1, 9),
-    order=st.permutations(range(16)),
-    aborted=st.sets(st.integers(0, 15), max_size=4),
-)
+@given(**LOADS)
 def test_any_load_any_memory_any_shapes(
     model: LlamaModel, alone: dict[str, Any], seed: int, running: int, extra: int, pages: int,
     page_size: int, order: list[int], aborted: set[int],
@@ -249,28 +232,7 @@ def test_any_load_any_memory_any_shapes(
         model, network, seed, 0.1, running=running, batched=running + extra, pages=pages,
         page_size=page_size, guess=oracle(alone),
     )  # fmt: skip
-    rng = random.Random(seed)
-    waiting = [requests(16)[i] for i in order]
-    got: dict[str, list[int]] = {m.id: [] for m in waiting}
-    done: dict[str, tuple[list[int], str]] = {}
-    while waiting or not engine.idle:
-        for _ in range(rng.randrange(3)):
-            if waiting and engine.add(waiting[-1]) is not None:
-                got.pop(waiting[-1].id)
-            waiting = waiting[:-1]
-        if rng.random() < 0.1 and aborted:
-            engine.abort((str(aborted.pop()),))
-        for delta in engine.step():
-            got[delta.id] += delta.tokens
-            if delta.finish is not None:
-                done[delta.id] = (got[delta.id], str(delta.finish))
-    for name, result in done.items():
-        limit = engine.resolved.max_model_len - len(requests(16)[int(name)].prompt)
-        if len(alone[name][0]) <= limit:
-            assert result == alone[name]
-    stats = engine.stats
-    assert stats.drafter_failures_total == 0
-    assert stats.pages_free + stats.pages_cached == stats.pages_total
+    random_load(engine, alone, seed=seed, order=order, aborted=aborted)
     assert drafter.equal == drafter.compared
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.engine import Engine
 from paceline.exec.drafter import Drafter, Drafts, NgramDrafter, NoDrafter
 from paceline.exec.slots import Slots
 from paceline.model.llama import LlamaModel
@@ -139,26 +140,22 @@ def test_texts_are_those_without_speculation(
             assert stats.steps_total < stats.committed_tokens_total
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    seed=st.integers(0, 10**6),
-    running=st.integers(1, 16),
-    extra=st.integers(0, 60),
-    pages=st.integers(100, 300),
-    page_size=st.integers(1, 9),
-    order=st.permutations(range(16)),
-    aborted=st.sets(st.integers(0, 15), max_size=4),
-)
-def test_any_load_any_memory_any_shapes(
-    model: LlamaModel, alone: Texts, seed: int, running: int, extra: int, pages: int,
-    page_size: int, order: list[int], aborted: set[int],
-) -> None:  # fmt: skip
-    engine = make_engine(
-        model, drafter=TextDrafter(oracle(alone)), policy=RandomPolicy(seed, most=40),
-        running=running, batched=running + extra, pages=pages, page_size=page_size,
-    )  # fmt: skip
+LOADS = {
+    "seed": st.integers(0, 10**6),
+    "running": st.integers(1, 16),
+    "extra": st.integers(0, 60),
+    "pages": st.integers(100, 300),
+    "page_size": st.integers(1, 9),
+    "order": st.permutations(range(16)),
+    "aborted": st.sets(st.integers(0, 15), max_size=4),
+}
+"""Any load on any memory: what `random_load` and its engine take."""
+
+
+def random_load(
+    engine: Engine, alone: Texts, *, seed: int, order: list[int], aborted: set[int]
+) -> None:
+    """Requests come and are aborted at random; those that end do so as if alone, none is lost."""
     rng = random.Random(seed)
     waiting = [requests(16)[i] for i in order]
     got: dict[str, list[int]] = {m.id: [] for m in waiting}
@@ -183,6 +180,24 @@ def test_any_load_any_memory_any_shapes(
         if len(alone[name][0]) <= limit:
             assert result == alone[name]
     assert done.keys() | gone >= {str(i) for i in range(16)}
+    stats = engine.stats
+    assert stats.drafter_failures_total == 0
+    assert stats.pages_free + stats.pages_cached == stats.pages_total
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(**LOADS)
+def test_any_load_any_memory_any_shapes(
+    model: LlamaModel, alone: Texts, seed: int, running: int, extra: int, pages: int,
+    page_size: int, order: list[int], aborted: set[int],
+) -> None:  # fmt: skip
+    engine = make_engine(
+        model, drafter=TextDrafter(oracle(alone)), policy=RandomPolicy(seed, most=40),
+        running=running, batched=running + extra, pages=pages, page_size=page_size,
+    )  # fmt: skip
+    random_load(engine, alone, seed=seed, order=order, aborted=aborted)
 
 
 def broken(engine_kind: str) -> Drafter:
