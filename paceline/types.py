@@ -105,6 +105,39 @@ class ShapeStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
 
 
+ERROR_BOUNDS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5, 1.0)
+"""Upper bounds of the buckets in which errors of predicted step times are counted; one more for
+what lies beyond the last."""
+
+
+class PredictionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the policy foretells what a step takes: of the steps for which it said something.
+
+    predicted_seconds, real_seconds: their sums. errors: steps by |real / predicted - 1|, a count
+    for each bucket of `ERROR_BOUNDS`; error_sum: the errors' sum. median, p90: of the error over
+    about the last thousand steps; None before the first.
+    """
+
+    steps: int = 0
+    predicted_seconds: float = 0.0
+    real_seconds: float = 0.0
+    errors: tuple[int, ...] = (0,) * (len(ERROR_BOUNDS) + 1)
+    error_sum: float = 0.0
+    median: float | None = None
+    p90: float | None = None
+
+
+class ReliabilityStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts that were expected to be accepted about equally often, and how often they were.
+
+    Of drafts whose predecessors had been accepted. expected: the sum of the estimates, in drafts.
+    """
+
+    drafts: int = 0
+    expected: float = 0.0
+    accepted: int = 0
+
+
 class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     """How speculation goes.
 
@@ -112,7 +145,8 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     position from the first on: rows that carried a draft there, and rows whose draft there was
     accepted. recent: accepted by attempts, over about the last thousand rows. shapes: in order of
     first use. suspect: hardly any draft is accepted (after 100 rows with drafts, under 1 % of the
-    first ones lately), or the drafter fails at every step.
+    first ones lately), or the drafter fails at every step. prediction: of step times. reliability:
+    tenths of the expected acceptance, 0 to 10 % first.
     """
 
     depth: int = 0
@@ -124,6 +158,8 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     recent: tuple[float, ...] = ()
     shapes: tuple[ShapeStats, ...] = ()
     suspect: bool = False
+    prediction: PredictionStats = PredictionStats()
+    reliability: tuple[ReliabilityStats, ...] = ()
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

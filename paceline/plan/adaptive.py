@@ -65,9 +65,9 @@ class Adaptive:
     budget: int
 
     def choose(self, load: Load) -> Choice:
-        if not load.decodes:
-            return Choice(shape=PLAIN, reason=NOBODY)
         plain = self._option(load, PLAIN, (), (), 0.0, 0)
+        if not load.decodes:
+            return _choice(plain, NOBODY)
         options = [plain, *self._options(load)]
         best = max(options, key=_rate)
         stays = max(

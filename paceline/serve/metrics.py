@@ -7,12 +7,24 @@ counted as requests go by. Knows nothing of HTTP libraries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-from paceline.types import EngineStats, SpeculationStats
+from paceline.types import (
+    ERROR_BOUNDS,
+    EngineStats,
+    PredictionStats,
+    ReliabilityStats,
+    SpeculationStats,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -131,11 +143,49 @@ def _speculation(said: SpeculationStats) -> Iterator[Metric]:
     yield _gauge(
         "speculation_budget", "Draft tokens of a step in the policy's latest choice", said.budget
     )
+    yield from _prediction(said.prediction)
+    yield from _reliability(said.reliability)
     yield _gauge(
         "drafter_suspect",
         "1 when hardly any draft is accepted (under 1 % of the first ones) or the drafter fails",
         said.suspect,
     )
+
+
+def _prediction(said: PredictionStats) -> Iterator[Metric]:
+    yield _counter(
+        "predicted_step_seconds",
+        "Time that steps should have taken, of those that the policy foretold",
+        said.predicted_seconds,
+    )
+    yield _counter(
+        "foretold_step_seconds", "Time that those same steps really took", said.real_seconds
+    )
+    bounds = (*map(str, ERROR_BOUNDS), "+Inf")
+    yield HistogramMetricFamily(
+        "paceline_step_prediction_error",
+        "Steps by |real / predicted - 1| of their time",
+        buckets=list(zip(bounds, accumulate(map(float, said.errors)), strict=True)),
+        sum_value=said.error_sum,
+    )
+
+
+def _reliability(tenths: Sequence[ReliabilityStats]) -> Iterator[Metric]:
+    """By tenth of the expected acceptance: what was expected, and what came of it."""
+    drafts, expected, accepted = (
+        CounterMetricFamily(f"paceline_reliability_{name}", text, labels=["expected"])
+        for name, text in (
+            ("drafts", "Drafts by how likely they were to be accepted"),
+            ("expected", "Of those, how many were expected to be accepted"),
+            ("accepted", "Of those, how many were accepted"),
+        )
+    )
+    for tenth, each in enumerate(tenths):
+        label = [f"{tenth / 10:.1f}"]
+        drafts.add_metric(label, each.drafts)
+        expected.add_metric(label, each.expected)
+        accepted.add_metric(label, each.accepted)
+    yield from (drafts, expected, accepted)
 
 
 def _by_position(name: str, text: str, counts: Sequence[int]) -> CounterMetricFamily:

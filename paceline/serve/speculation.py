@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import EngineConfig
-from paceline.types import EngineStats, ShapeStats, SpeculationStats
+from paceline.types import (
+    EngineStats,
+    PredictionStats,
+    ReliabilityStats,
+    ShapeStats,
+    SpeculationStats,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,8 @@ def speculation_body(info: SpeculationInfo, stats: EngineStats) -> dict[str, Any
         "drafter_failures": stats.drafter_failures_total,
         "suspect": said.suspect,
         "shapes": [_shape(shape) for shape in said.shapes],
+        "prediction": _prediction(said.prediction),
+        "reliability": [_reliability(tenth) for tenth in said.reliability],
     }
 
 
@@ -78,6 +86,26 @@ def _shape(shape: ShapeStats) -> dict[str, Any]:
         "drafted_tokens": shape.drafted,
         "accepted_tokens": shape.accepted,
         "acceptance_length": _ratio(shape.committed, shape.committed - shape.accepted),
+    }
+
+
+def _prediction(said: PredictionStats) -> dict[str, Any]:
+    """Step times foretold by the policy; an error is |real / predicted - 1|."""
+    return {
+        "steps": said.steps,
+        "predicted_seconds": said.predicted_seconds,
+        "real_seconds": said.real_seconds,
+        "error_median": said.median,
+        "error_p90": said.p90,
+    }
+
+
+def _reliability(tenth: ReliabilityStats) -> dict[str, Any]:
+    """Drafts of one tenth of expected acceptance: as shares, what was expected and what came."""
+    return {
+        "drafts": tenth.drafts,
+        "expected": tenth.expected / tenth.drafts if tenth.drafts else None,
+        "accepted": _ratio(tenth.accepted, tenth.drafts),
     }
 
 

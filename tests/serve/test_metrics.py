@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.serve.metrics import Metrics
-from paceline.types import EngineStats, ShapeStats, SpeculationStats
+from paceline.types import (
+    EngineStats,
+    PredictionStats,
+    ReliabilityStats,
+    ShapeStats,
+    SpeculationStats,
+)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
@@ -93,6 +99,32 @@ def test_how_speculation_goes() -> None:
     assert f'{name}{{branching="1",depth="0",reason="many"}} 4.0' in page
     assert f"# TYPE {name} counter" in page
     assert "# TYPE paceline_draft_attempts_total counter" in page
+
+
+def test_predicted_times_and_reliability() -> None:
+    errors = (3, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1)
+    said = SpeculationStats(
+        prediction=PredictionStats(
+            steps=6, predicted_seconds=0.6, real_seconds=0.9, errors=errors, error_sum=2.5
+        ),
+        reliability=(
+            ReliabilityStats(drafts=20, expected=1.0, accepted=2),
+            ReliabilityStats(drafts=10, expected=1.5, accepted=1),
+        ),
+    )
+    page = Metrics(lambda: EngineStats(speculation=said)).text().decode()
+    for line in (
+        "paceline_predicted_step_seconds_total 0.6",
+        "paceline_foretold_step_seconds_total 0.9",
+        'paceline_step_prediction_error_bucket{le="0.01"} 3.0',
+        'paceline_step_prediction_error_bucket{le="1.0"} 5.0',
+        'paceline_step_prediction_error_bucket{le="+Inf"} 6.0',
+        "paceline_step_prediction_error_sum 2.5",
+        'paceline_reliability_drafts_total{expected="0.1"} 10.0',
+        'paceline_reliability_expected_total{expected="0.0"} 1.0',
+        'paceline_reliability_accepted_total{expected="0.0"} 2.0',
+    ):
+        assert line in page.splitlines()
 
 
 def test_before_the_first_step_nothing_was_drafted() -> None:

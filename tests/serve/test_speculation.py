@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from paceline.config import EngineConfig
 from paceline.serve.speculation import SpeculationInfo, speculation_body
-from paceline.types import EngineStats, ShapeStats, SpeculationStats
+from paceline.types import (
+    EngineStats,
+    PredictionStats,
+    ReliabilityStats,
+    ShapeStats,
+    SpeculationStats,
+)
 
 PLAIN = SpeculationInfo()
 
@@ -69,6 +75,14 @@ def test_before_the_first_step() -> None:
         "drafter_failures": 0,
         "suspect": False,
         "shapes": [],
+        "prediction": {
+            "steps": 0,
+            "predicted_seconds": 0.0,
+            "real_seconds": 0.0,
+            "error_median": None,
+            "error_p90": None,
+        },
+        "reliability": [],
     }
 
 
@@ -106,6 +120,13 @@ def test_every_figure_has_its_place() -> None:
                 ),
             ),
             suspect=True,
+            prediction=PredictionStats(
+                steps=11, predicted_seconds=1.25, real_seconds=1.5, median=0.04, p90=0.12
+            ),
+            reliability=(
+                ReliabilityStats(),
+                ReliabilityStats(drafts=8, expected=1.2, accepted=2),
+            ),
         ),
     )
     assert body(SpeculationInfo(algorithm="NGRAM", policy="adaptive"), stats) == {
@@ -145,6 +166,17 @@ def test_every_figure_has_its_place() -> None:
                 "accepted_tokens": 0,
                 "acceptance_length": None,
             },
+        ],
+        "prediction": {
+            "steps": 11,
+            "predicted_seconds": 1.25,
+            "real_seconds": 1.5,
+            "error_median": 0.04,
+            "error_p90": 0.12,
+        },
+        "reliability": [
+            {"drafts": 0, "expected": None, "accepted": None},
+            {"drafts": 8, "expected": 0.15, "accepted": 0.25},
         ],
     }
 
