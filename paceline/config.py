@@ -120,6 +120,13 @@ class EngineConfig:
         "policy adaptive: draft tokens of a step at most, over all requests",
         read_with={**_DRAFTS, "speculative_policy": ("adaptive",)},
     )
+    objective: str = flag(
+        "throughput",
+        "policy adaptive: what it aims at: throughput (tokens a second), latency (the mean wait of "
+        "a request for a token) or goodput:TPOT_MS (tokens of requests that wait at most so many "
+        "milliseconds for one)",
+        read_with={**_DRAFTS, "speculative_policy": ("adaptive",)},
+    )
     profile: str = flag(
         "cached",
         "policy adaptive: step times are measured at the first start and kept (cached), measured "

@@ -21,7 +21,7 @@ from paceline.attention.base import AttentionView, Kernels, KVLayout
 from paceline.exec.batch import RaggedBatch, sampling_view
 from paceline.exec.drafter import Drafts
 from paceline.exec.slots import Slots
-from paceline.exec.tree import Forest, Level, Plot
+from paceline.exec.tree import NOTHING, Forest, Level, Plot
 from paceline.model.accept import Verdict
 from paceline.model.eagle import EagleModel
 from paceline.model.sampling import temper
@@ -86,10 +86,11 @@ class EagleDrafter:
         while level is not None:
             states, level = self._level(forest, level, states, rows, slots, branching)
         grown = dict(zip(numbers, forest.drafts(), strict=True))
-        drafts = [grown.get(i) or ((), ()) for i in range(len(plan.rows))]
+        drafts = [grown.get(i) or NOTHING for i in range(len(plan.rows))]
         return Drafts(
-            tokens=tuple(tokens for tokens, _ in drafts),
-            parents=tuple(parents for _, parents in drafts),
+            tokens=tuple(each.tokens for each in drafts),
+            parents=tuple(each.parents for each in drafts),
+            confidence=tuple(each.confidence for each in drafts),
             failed=sum(each is None for each in grown.values()),
         )
 

@@ -3,7 +3,8 @@
 The story of a step, whatever its depth:
 
     slots.prepare(plan)                             new tenants, new pages
-    drafts = drafter.propose(plan, slots)           nothing at depth 0
+    proposed = drafter.propose(plan, slots)         nothing at depth 0
+    drafts = proposed.best(plan)                    those that are worth their place
     batch = RaggedBatch.build(plan, drafts, slots)  tokens, positions, who sees whom
     hidden, features = model.forward(batch)         writes K/V
     chosen = choose(logits)                         what is sampled at every node
@@ -62,7 +63,8 @@ class Executor:
         """Run one step and wait for its tokens."""
         started = time.perf_counter()
         self.slots.prepare(plan)
-        drafts = self._propose(plan)
+        proposed = self._propose(plan)
+        drafts = proposed.best(plan)
         batch = RaggedBatch.build(plan, drafts, self.slots)
         step = self.kernels.begin(batch.view)
         hidden, features = self.model.forward(
@@ -75,7 +77,7 @@ class Executor:
         lengths = batch.ends.index_add(0, batch.sample_rows, verdict.accepted)
         last = torch.zeros_like(lengths).index_copy(0, batch.sample_rows, verdict.last)
         self.slots.commit(batch.slots, lengths, last)
-        results = self._results(plan, drafts, batch, verdict)
+        results = self._results(plan, proposed, drafts, batch=batch, verdict=verdict)
         return StepResult(plan=plan, rows=results, seconds=time.perf_counter() - started)
 
     def _judge(self, batch: RaggedBatch, hidden: torch.Tensor, step: Step) -> Verdict:
@@ -149,19 +151,26 @@ class Executor:
         return self._failed_in_a_row >= HOPELESS
 
     def _results(
-        self, plan: StepPlan, drafts: Drafts, batch: RaggedBatch, verdict: Verdict
-    ) -> tuple[RowResult, ...]:
+        self, plan: StepPlan, proposed: Drafts, drafts: Drafts, *, batch: RaggedBatch,
+        verdict: Verdict,
+    ) -> tuple[RowResult, ...]:  # fmt: skip
+        """drafts: those of the proposed that were verified."""
         outcomes = zip(
             verdict.tokens.tolist(), verdict.accepted.tolist(), verdict.path.tolist(), strict=True
         )
         results = []
-        for row, parents, levels in zip(plan.rows, drafts.parents, batch.levels, strict=True):
+        rows = zip(
+            plan.rows, drafts.parents, drafts.confidence, proposed.confidence, batch.levels,
+            strict=True,
+        )  # fmt: skip
+        for row, parents, sure, all_of_them, levels in rows:
             tokens, accepted, path = next(outcomes) if row.samples else ([], -1, [])
             results.append(
                 RowResult(
                     tokens=tuple(tokens[: accepted + 1]),
                     levels=levels,
-                    walk=walked(parents, path[: max(accepted, 0)]),
+                    walk=walked(parents, sure, path[: max(accepted, 0)]),
+                    proposed=all_of_them,
                 )
             )
         for row, result in zip(plan.rows, results, strict=True):

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 LONGEST = 4  # tokens of the ending that are matched at most
+COMPARED = 32  # tokens before an occurrence that are compared, to tell how good it is
 SHORTEST = 2  # a single token recurs too easily to tell what follows
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """tokens: what may follow. matched: tokens of the ending that stood before them as well."""
+
+    tokens: tuple[int, ...] = ()
+    matched: int = 0
+
+
+NOTHING = Continuation()
 
 
 class SuffixIndex:
@@ -31,7 +44,7 @@ class SuffixIndex:
                 after[tuple(text[here - length : here])] = here
         self._indexed = len(text)
 
-    def continuation(self, count: int) -> tuple[int, ...]:
+    def continuation(self, count: int) -> Continuation:
         """Up to `count` tokens that followed the longest ending seen before, else nothing.
 
         Runs on into itself where the earlier occurrence is that recent: a text that repeats is
@@ -43,5 +56,13 @@ class SuffixIndex:
             start = self._after.get(tuple(text[len(text) - length :]))
             if start is not None:
                 period = len(text) - start
-                return tuple(text[start + i % period] for i in range(count))
-        return ()
+                tokens = tuple(text[start + i % period] for i in range(count))
+                return Continuation(tokens, self._matched(start, length))
+        return NOTHING
+
+    def _matched(self, start: int, known: int) -> int:
+        """How many tokens before `start` equal the text's last ones; `known` of them do."""
+        text, count = self._text, known
+        while count < min(start, COMPARED) and text[start - count - 1] == text[-count - 1]:
+            count += 1
+        return count

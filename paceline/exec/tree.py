@@ -11,6 +11,7 @@ request, its nodes in the beam's order. Knows no model, page or slot; a chain is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,19 @@ class Level:
     tokens: torch.Tensor
     source: torch.Tensor
     ancestors: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """One request's drafts: tokens, parents (0 the root, j the j-th draft), and the probability of
+    each after its parent."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    confidence: tuple[float, ...]
+
+
+NOTHING = Grown((), (), ())
 
 
 class Forest:
@@ -124,8 +138,8 @@ class Forest:
         )
         return self.level
 
-    def drafts(self) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
-        """Tokens and parents (0 the root, j the j-th draft) of each request's best candidates.
+    def drafts(self) -> list[Grown | None]:
+        """Each request's best candidates.
 
         None for a request with a score that is no number: nothing of it can be ranked.
         """
@@ -138,14 +152,24 @@ class Forest:
         best = ranked.indices[:, : max(plot.drafts for plot in self.plots)]
         real = (ranked.values > MINUS_INFINITY).sum(1).tolist()
         table = torch.stack((best, tokens.gather(1, best), parents.gather(1, best)), 2).tolist()
+        paths = ranked.values[:, : best.shape[1]].tolist()
+        rows = zip(self.plots, table, paths, real, broken, strict=True)
         return [
-            None if bad else _numbered(row[: min(plot.drafts, count)])
-            for plot, row, count, bad in zip(self.plots, table, real, broken, strict=True)
+            None if bad else _numbered(list(zip(row, path, strict=True))[: min(plot.drafts, count)])
+            for plot, row, path, count, bad in rows
         ]
 
 
-def _numbered(kept: list[list[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(candidate, token, parent candidate) in order of worth to tokens and parents by number."""
+def _numbered(kept: list[tuple[list[int], float]]) -> Grown:
+    """((candidate, token, parent candidate), worth) in order of worth, by number instead."""
     kept = sorted(kept)
-    number = {-1: 0} | {candidate: j for j, (candidate, _, _) in enumerate(kept, start=1)}
-    return tuple(token for _, token, _ in kept), tuple(number[parent] for _, _, parent in kept)
+    number, worth = {-1: 0}, {-1: 0.0}
+    for j, ((candidate, _, _), path) in enumerate(kept, start=1):
+        number[candidate], worth[candidate] = j, path
+    return Grown(
+        tokens=tuple(token for (_, token, _), _ in kept),
+        parents=tuple(number[parent] for (_, _, parent), _ in kept),
+        confidence=tuple(
+            math.exp(min(path - worth[parent], 0.0)) for (_, _, parent), path in kept
+        ),
+    )

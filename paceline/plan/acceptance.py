@@ -3,10 +3,12 @@
 Fed with every step's outcome by the scheduler, read by policies as a frozen `Survival`. A draft at
 position j is tried only if those before it were accepted, so all rates here are conditional:
 
-    survival of a request's j-th draft = product over i <= j of rate(i) * lean
+    chance of a draft = trust(the drafter's confidence) * factor(position) * lean
+    its survival = product of the chances of it and all before it
 
-`lean` says how much more or less than the average this request's drafts are accepted. It starts at
-1, is shrunk towards 1, and what it knows fades, so that nobody is written off for ever.
+Trust and factors are `paceline.plan.confidence`'s. `lean` says how much more or less than the
+average this request's drafts are accepted. It starts at 1, is shrunk towards 1, and what it knows
+fades, so that nobody is written off for ever.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from bisect import bisect
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
+from paceline.plan.confidence import Confidence
 from paceline.plan.step import RowResult
 from paceline.plan.survival import DEPTH, GUESS, Survival
 
@@ -71,29 +74,33 @@ class Acceptance:
         ]
         self._offered = _Rate(weight, weight, self.MEMORY)
         self._leans: dict[Hashable, _Lean] = {}
+        self.confidence = Confidence()
 
     def observe(self, key: Hashable, allowed: int, done: RowResult) -> None:
         """A row that was allowed so many drafts has its outcome."""
-        drafted = len(done.walk) > 0
         if allowed:
-            self._offered.observe(drafted)
-        if not drafted:
+            self._offered.observe(done.proposed != ())
+        if not done.walk:
             return
+        leans = self.lean(key)
         lean = self._leans.setdefault(key, _Lean())
+        fade = 1 - 1 / self.OWN
         for position, (children, rank) in enumerate(done.walk[:DEPTH]):
-            hit = rank > 0
-            fade = 1 - 1 / self.OWN
-            lean.hits = lean.hits * fade + hit
-            lean.expected = lean.expected * fade + self._rates[position].value
-            self._rates[position].observe(hit)
-            for place in range(min(children, RANKS)):
-                self._ranks[place].observe(rank == place + 1)
+            lean.hits = lean.hits * fade + (rank > 0)
+            lean.expected *= fade
+            for place, sure in enumerate(children[:RANKS], start=1):
+                hit = rank == place
+                expected = self.confidence.observe(position, sure, lean=leans, hit=hit)
+                lean.expected += expected / leans
+                self._ranks[place - 1].observe(hit)
+            self._rates[position].observe(rank > 0)
 
     def fade(self) -> None:
         """A step has passed: what is known of single requests is a little older."""
         for lean in self._leans.values():
             lean.hits *= self.FORGET
             lean.expected *= self.FORGET
+        self.confidence.fade()
 
     def forget(self, key: Hashable) -> None:
         self._leans.pop(key, None)
@@ -111,7 +118,11 @@ class Acceptance:
         groups: dict[float, int] = {}
         for lean in leans:
             groups[lean] = groups.get(lean, 0) + 1
+        known = self.confidence.snapshot()
         return Survival(
+            trust=known.trust,
+            positions=known.positions,
+            spread=self.confidence.spread(),
             rates=tuple(rate.value for rate in self._rates),
             ranks=tuple(rate.value for rate in self._ranks),
             offered=self._offered.value,

@@ -1,30 +1,37 @@
 """The adaptive policy: as many draft tokens as pay for themselves, at every step. Pure.
 
-It maximises expected tokens per second. With B decoding rows, of which the N drafts most likely to
-survive are verified,
+It maximises expected tokens per second (or what `--objective` says). With B decoding rows, of which
+the N drafts most likely to survive are verified,
 
     rate(N) = (B + offered * sum of their survival) /
               (drafting(their levels) + step(B + prompt tokens + offered * N, context))
 
 and N = 0, a plain step at its own cost, is always a candidate. Whoever owns them, drafts compete by
-survival, so rows carry different widths, 0 included. Trees of fixed shapes compete as well where
-the drafter makes trees.
+survival (`paceline.plan.search`), so rows carry different widths, 0 included. Which drafts are
+verified is seen once they are made: those not below the choice's floor, the best ones first. Trees
+of fixed shapes compete as well where the drafter makes trees.
 
 Two rules beside it. What is not chosen stays unknown: while steps are plain, now and then one row
-carries a draft, so seldom that it costs `PROBING` of the time. And the depth is changed only for a
-gain of `HYSTERESIS`, so that noise does not flap it; a probe is no change.
+carries a draft, so seldom that it costs `PROBING` of the time. And the depth changes once what
+staying has cost adds up to `SWITCH` of a step: at once for a great gain, late for a small one, and
+hardly ever for noise. A probe is no change.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
+from operator import attrgetter
+
+import numpy as np
 
 from paceline.plan.cost import CostTable
+from paceline.plan.objective import THROUGHPUT, Objective
+from paceline.plan.search import IMPOSSIBLE, Chains, Option, StepTimes
 from paceline.plan.step import (
     NOBODY,
     PLAIN,
@@ -36,24 +43,12 @@ from paceline.plan.step import (
     StepPlan,
 )
 
-HYSTERESIS = 0.02  # gain in tokens per second below which the depth stays as it is
+SWITCH = 0.25  # of a step's worth, lost by staying, before the depth changes
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
 SOONEST_PROBE = 8  # steps
-PATIENCE = 3  # draft groups that make it slower before the search for more ends
 
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """One way to speculate: what it is expected to bring and to take."""
-
-    shape: DraftShape
-    widths: tuple[int, ...]
-    tokens: float  # expected, committed
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
+ALL = np.ones(1)  # all that draft have drafts that are likely enough; or a single draft
+_score = attrgetter("score")
 
 
 @dataclass(frozen=True)
@@ -63,36 +58,39 @@ class Adaptive:
     costs: CostTable
     most: RequestShape
     budget: int
+    objective: Objective = THROUGHPUT
 
     def choose(self, load: Load) -> Choice:
-        plain = self._option(load, PLAIN, (), (), 0.0, 0)
+        times = StepTimes(self.costs, load)
+        plain = _alike(load, PLAIN, width=0, gain=0.0, seconds=times.plain)
         if not load.decodes:
             return _choice(plain, NOBODY)
-        options = [plain, *self._options(load)]
-        best = max(options, key=_rate)
-        stays = max(
-            (o for o in options if o.shape.depth == load.latest.depth), key=_rate, default=best
-        )
-        chosen = best if best.rate > stays.rate * (1 + HYSTERESIS) else stays
-        if chosen is plain:
-            return self._plain(load, plain)
-        return _choice(chosen, "fastest" if chosen is best else "kept: gain below 2 %")
+        candidates = [_Candidate(0, self._score(load, plain), partial(_same, plain))]
+        if load.survival.groups:
+            candidates += self._chains(load, times)
+            candidates += self._trees(load, times)
+        best = max(candidates, key=_score)
+        here = [c for c in candidates if c.depth == load.latest.depth]
+        stays = max(here, key=_score, default=best)
+        others = [c.score for c in candidates if c.depth != stays.depth]
+        missed = max(others) / stays.score - 1 if others else 0.0
+        chosen = best if load.missed + missed >= SWITCH else stays
+        if not chosen.depth:
+            return self._plain_or_probe(load, times, plain, missed=missed)
+        reason = "fastest" if chosen is best else "kept: too little gain"
+        return _choice(chosen.option(), reason, missed)
 
-    def _plain(self, load: Load, plain: _Option) -> Choice:
+    def _plain_or_probe(
+        self, load: Load, times: StepTimes, plain: Option, *, missed: float
+    ) -> Choice:
         """A plain step; or one that carries a single draft to find out what has changed."""
-        probe = self._option(
-            load, DraftShape(depth=1, budget=1), (), (1,), load.survival.of(1.0)[0], 1
-        )
+        if load.plain_steps < SOONEST_PROBE:
+            return _choice(plain, "drafts do not pay", missed)
+        probe = self._probe(load, times)
         extra = probe.seconds - plain.seconds
-        interval = max(math.ceil(extra / (PROBING * plain.seconds)), SOONEST_PROBE)
-        if load.plain_steps < interval:
-            return _choice(plain, "drafts do not pay")
-        return Choice(
-            shape=probe.shape,
-            reason=PROBE,
-            predicted_seconds=probe.seconds,
-            predicted_tokens=probe.tokens,
-        )
+        if load.plain_steps < math.ceil(extra / (PROBING * plain.seconds)):
+            return _choice(plain, "drafts do not pay", missed)
+        return _choice(probe, PROBE)
 
     def seconds(self, plan: StepPlan, drafts: int) -> float | None:
         """At pace 1, with the drafts that were really proposed spread over the levels planned."""
@@ -106,125 +104,88 @@ class Adaptive:
 
     # What could be done ---------------------------------------------------------------------------
 
-    def _options(self, load: Load) -> Iterator[_Option]:
-        yield from self._chains(load)
-        if self.most.branching > 1:
-            yield from self._trees(load)
+    def _chains(self, load: Load, times: StepTimes) -> Iterator[_Candidate]:
+        depth, budget = self.most.depth, self.budget
+        chains = Chains(
+            self.costs, load, times, depth=depth, budget=budget, objective=self.objective
+        )
+        for depth, score in enumerate(chains.scores.tolist(), start=1):
+            if score > IMPOSSIBLE:
+                yield _Candidate(depth, score, partial(chains.option, depth))
 
-    def _chains(self, load: Load) -> Iterator[_Option]:
-        """For each depth the most likely drafts, one group's next draft after the other."""
-        groups = load.survival.groups
-        survival = [load.survival.of(lean)[: self.most.depth] for lean, _ in groups]
-        drafts = sorted(
-            (
-                (alive, -level, g)
-                for g, row in enumerate(survival)
-                for level, alive in enumerate(row)
-            ),
-            reverse=True,
-        )  # those of a group come in order: survival never rises
-        for depth in range(1, self.most.depth + 1):
-            best = self._best_prefix(load, depth, [d for d in drafts if d[1] > -depth])
-            if best is not None:
-                yield best
+    def _probe(self, load: Load, times: StepTimes) -> Option:
+        seconds = float(times(ALL, ALL)[0])
+        return _alike(
+            load,
+            DraftShape(depth=1, budget=1),
+            width=0,
+            gain=load.survival.rates[0] / load.decodes,
+            seconds=seconds + self.costs.drafting([1]),
+        )
 
-    def _best_prefix(
-        self, load: Load, depth: int, drafts: Sequence[tuple[float, int, int]]
-    ) -> _Option | None:
-        """Chains of `depth`: of (survival, -level, group) the first ones, as many as pay.
-
-        The rate rises and then falls with their number; past the rise the search ends.
-        """
-        groups, offered, costs = load.survival.groups, load.survival.offered, self.costs
-        nodes, level_seconds = [0] * depth, [0.0] * depth
-        gain, count, best, best_rate, falls = 0.0, 0, 0, 0.0, 0
-        for number, (alive, minus_level, g) in enumerate(drafts, start=1):
-            rows = groups[g][1]
-            if count + rows > self.budget:
-                break
-            gain, count = gain + alive * rows, count + rows
-            nodes[-minus_level] += rows
-            level_seconds[-minus_level] = costs.level(nodes[-minus_level])
-            if not nodes[-1]:  # what is less deep stands under its own depth
-                continue
-            seconds = self._step(load, count) + costs.proposal + sum(level_seconds)
-            rate = (load.decodes + offered * gain) / seconds
-            falls = 0 if rate > best_rate else falls + 1
-            if not falls:
-                best, best_rate = number, rate
-            elif falls == PATIENCE:
-                break
-        return self._prefix(load, depth, drafts[:best]) if best else None
-
-    def _prefix(self, load: Load, depth: int, drafts: Sequence[tuple[float, int, int]]) -> _Option:
-        groups = load.survival.groups
-        widths, nodes = [0] * len(groups), [0] * depth
-        gain = 0.0
-        for alive, minus_level, g in drafts:
-            widths[g] = 1 - minus_level
-            nodes[-minus_level] += groups[g][1]
-            gain += alive * groups[g][1]
-        shape = DraftShape(depth=depth, budget=sum(nodes))
-        return self._option(load, shape, tuple(widths), nodes, gain, sum(nodes))
-
-    def _trees(self, load: Load) -> Iterator[_Option]:
-        """The same tree for every row, of a few sizes."""
+    def _trees(self, load: Load, times: StepTimes) -> Iterator[_Candidate]:
+        """The same tree for every row, of a few sizes. Their best nodes compete across rows."""
+        if self.most.branching < 2:
+            return
         rows = sum(count for _, count in load.survival.groups)
         gains = tree_gains(
             tuple(round(rank, 2) for rank in load.survival.ranks[: self.most.branching]),
             self.most.depth,
             self.most.drafts,
         )
-        for size in _sizes(self.most.drafts):
-            if not rows or size < 2 or size > len(gains) or size * rows > self.budget:
-                continue
-            depth = min(self.most.depth, size)
-            beam = self.most.branching if depth < 2 else min(
-                self.most.branching, size // (depth - 1)
-            )  # fmt: skip
-            nodes = (rows, *[rows * beam] * (depth - 1))
-            shape = DraftShape(depth=depth, branching=self.most.branching, budget=size * rows)
-            widths = (size,) * len(load.survival.groups)
-            yield self._option(load, shape, widths, nodes, gains[size - 1] * rows, size * rows)
+        sizes = [n for n in _sizes(self.most.drafts) if 2 <= n <= len(gains)]
+        sizes = [n for n in sizes if n * rows <= self.budget]
+        drafts = np.array(sizes, dtype=float) * rows
+        steps = times(drafts, ALL)
+        for size, seconds in zip(sizes, steps.tolist(), strict=True):
+            depth, branching = min(self.most.depth, size), self.most.branching
+            beam = branching if depth < 2 else min(branching, size // (depth - 1))
+            shape = DraftShape(depth=depth, branching=branching, budget=size * rows)
+            seconds += self.costs.drafting((rows, *[rows * beam] * (depth - 1)))
+            option = _alike(load, shape, width=size, gain=gains[size - 1], seconds=seconds)
+            yield _Candidate(depth, self._score(load, option), partial(_same, option))
 
-    def _option(
-        self,
-        load: Load,
-        shape: DraftShape,
-        widths: tuple[int, ...],
-        nodes: Sequence[int],
-        gain: float,
-        drafts: int,
-    ) -> _Option:
-        seconds = self._step(load, drafts) + self.costs.drafting(nodes)
-        return _Option(shape, widths, load.decodes + load.survival.offered * gain, seconds)
-
-    def _step(self, load: Load, drafts: int) -> float:
-        """Seconds of a step that may carry so many drafts, of which a share is offered.
-
-        Many rows offer about that share at every step, a single one all or nothing: in between it
-        is something in between.
-        """
-        offered, given = load.survival.offered, load.decodes + load.prefill_tokens
-        mean = self._at(load, given + offered * drafts)
-        if offered > 0.99 or not drafts:
-            return mean
-        either = (1 - offered) * self._at(load, given) + offered * self._at(load, given + drafts)
-        return mean + (either - mean) / max(load.decodes, 1)
-
-    def _at(self, load: Load, tokens: float) -> float:
-        seconds = self.costs.step(tokens, load.rows, load.context_tokens)
-        return seconds * load.pace.factor(tokens)
+    def _score(self, load: Load, option: Option) -> float:
+        """Of an option in which every row that may draft does the same."""
+        drafting = sum(count for _, count in load.survival.groups)
+        other = load.decodes - drafting
+        each = (option.tokens - other) / drafting if drafting else 1.0
+        rows, tokens = np.array([drafting, other], dtype=float), np.array([each, 1.0])
+        return float(self.objective.score(rows, tokens, np.array(option.seconds)))
 
 
-def _rate(option: _Option) -> float:
-    return option.rate
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An option that is worked out when it is chosen."""
+
+    depth: int
+    score: float
+    option: Callable[[], Option]
 
 
-def _choice(option: _Option, reason: str) -> Choice:
+def _same(option: Option) -> Option:
+    return option
+
+
+def _alike(load: Load, shape: DraftShape, *, width: int, gain: float, seconds: float) -> Option:
+    """Every row that may draft does the same. gain: tokens that each is expected to gain."""
+    groups = load.survival.groups
+    drafting = sum(count for _, count in groups)
+    return Option(
+        shape=shape,
+        widths=(width,) * len(groups) if width else (),
+        floor=0.0,
+        tokens=load.decodes + load.survival.offered * gain * drafting,
+        seconds=seconds,
+    )
+
+
+def _choice(option: Option, reason: str, missed: float = 0.0) -> Choice:
     return Choice(
         shape=option.shape,
         widths=option.widths,
+        floor=option.floor,
+        missed=missed,
         reason=reason,
         predicted_seconds=option.seconds,
         predicted_tokens=option.tokens,

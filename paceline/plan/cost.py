@@ -15,6 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
@@ -48,6 +53,14 @@ class Curve:
             return y[0]
         left = right - 1
         return y[left] + (at - x[left]) * (y[right] - y[left]) / (x[right] - x[left])
+
+    def many(self, at: Array) -> Array:
+        """The same at many places."""
+        x, y = self.x, self.y
+        found = np.interp(at, x, y)
+        if len(x) > 1:
+            found += np.maximum(at - x[-1], 0.0) * ((y[-1] - y[-2]) / (x[-1] - x[-2]))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +116,14 @@ class Pace:
         right = min(left + 1, len(self.by_size) - 1)
         share = min(place - left, 1.0)
         return self.overall * (self.by_size[left] * (1 - share) + self.by_size[right] * share)
+
+    def factors(self, tokens: Array) -> Array:
+        """`factor` for many numbers of tokens."""
+        if not self.by_size:
+            return np.full_like(tokens, self.overall)
+        places = np.log2(np.maximum(tokens, 1.0))
+        found = np.interp(places, range(len(self.by_size)), self.by_size)
+        return np.asarray(self.overall * found)
 
 
 AS_MEASURED = Pace()

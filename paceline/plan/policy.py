@@ -16,6 +16,7 @@ from paceline.config import MAX_DEPTH, MAX_DRAFTS, EngineConfig
 from paceline.errors import ConfigError
 from paceline.plan.adaptive import Adaptive
 from paceline.plan.cost import ROUGH, CostTable
+from paceline.plan.objective import objective_of
 from paceline.plan.step import PLAIN, Choice, Load, RequestShape, StepPlan
 
 
@@ -119,8 +120,9 @@ def policy_of(
 ) -> SpeculationPolicy:
     """The policy that the flags describe. costs: measured when a policy wants them.
 
-    Raises ConfigError for a schedule that makes no sense.
+    Raises ConfigError for a schedule or an objective that makes no sense.
     """
+    objective = objective_of(config.objective)
     each = RequestShape(
         depth=config.draft_depth, branching=config.draft_branching, drafts=config.draft_tokens
     )
@@ -137,7 +139,7 @@ def policy_of(
             return _schedule(config)
         case "adaptive":
             budget = config.speculative_max_draft_tokens or 10**9
-            return Adaptive(costs=costs(), most=each, budget=budget)
+            return Adaptive(costs(), each, budget, objective)
     raise ConfigError(f"--speculative-policy {config.policy} has no policy behind it")
 
 

@@ -74,6 +74,7 @@ class Load:
     waiting: requests not admitted yet.
     survival: how likely drafts are to be accepted. pace: how fast the machine is at the moment.
     latest: the shape of the step before. plain_steps: steps since drafts were last verified.
+    missed: what staying at that depth has cost since it was chosen, in steps (`Choice.missed`).
     """
 
     running: int
@@ -86,6 +87,7 @@ class Load:
     pace: Pace = AS_MEASURED
     latest: DraftShape = PLAIN
     plain_steps: int = 0
+    missed: float = 0.0
 
 
 NOTHING = Load(running=0, decodes=0, prefill_tokens=0, context_tokens=0, waiting=0)
@@ -95,8 +97,10 @@ NOTHING = Load(running=0, decodes=0, prefill_tokens=0, context_tokens=0, waiting
 class Choice:
     """A policy's answer with its reason, in words and, where it predicts, in numbers.
 
-    widths: drafts that a row may carry, for each of the load's groups; none: the budget is spread
-    evenly. predicted_seconds, predicted_tokens: of the step, and what it will commit.
+    widths: drafts that a row may propose, for each of the load's groups; none: the budget is spread
+    evenly. floor: survival below which a draft is not verified. missed: what another depth would
+    have gained over this one, as a share; below zero, what it would have lost. predicted_seconds,
+    predicted_tokens: of the step, and what it will commit.
 
     A policy has few reasons, fixed with its settings: they label metrics. The load has the numbers.
     """
@@ -104,6 +108,8 @@ class Choice:
     shape: DraftShape
     reason: str
     widths: tuple[int, ...] = ()
+    floor: float = 0.0
+    missed: float = 0.0
     predicted_seconds: float | None = None
     predicted_tokens: float | None = None
 
@@ -116,7 +122,8 @@ class Row:
     start: tokens whose K/V is committed before the step; the row's first token has this position.
     tokens: given tokens (a chunk of the prompt); empty: the slot's last token.
     samples: a token is sampled after the row's last given token.
-    drafts: draft tokens that the row may carry.
+    drafts: draft tokens that the row may carry. lean: how much more than the average its drafts
+    are likely to be accepted.
     """
 
     slot: int
@@ -125,6 +132,7 @@ class Row:
     tokens: tuple[int, ...] = ()
     samples: bool = True
     drafts: int = 0
+    lean: float = 1.0
 
     @property
     def given(self) -> int:
@@ -180,12 +188,14 @@ class RowResult:
     inner chunk), accepted drafts among them; the last committed token is always the bonus.
 
     levels: drafts verified at each level. walk: for each node on the way whose children were
-    verified, (how many, which of them was right: 1 is the best one, 0 none).
+    verified, (the drafter's confidence in each, which of them was right: 1 is the first, 0 none).
+    proposed: the drafter's confidence in each draft that it made, verified or not.
     """
 
     tokens: tuple[int, ...] = ()
     levels: tuple[int, ...] = ()
-    walk: tuple[tuple[int, int], ...] = ()
+    walk: tuple[tuple[tuple[float, ...], int], ...] = ()
+    proposed: tuple[float, ...] = ()
 
     @property
     def accepted(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.plan.step import PLAIN, Choice, RowResult, StepResult
 from paceline.sched.prediction import PredictionErrors
-from paceline.types import ShapeStats, SpeculationStats
+from paceline.types import ReliabilityStats, ShapeStats, SpeculationStats
 
 MEMORY = 1000  # rows after which "recent" has forgotten about two thirds
 SUSPECT_ATTEMPTS = 100  # rows with drafts before a drafter may be called suspect
@@ -97,7 +97,8 @@ class Counters:
         attempts, accepted = self._recent[0]
         return accepted < SUSPECT_SHARE * attempts
 
-    def speculation(self) -> SpeculationStats:
+    def speculation(self, reliability: tuple[ReliabilityStats, ...] = ()) -> SpeculationStats:
+        """reliability: of the estimates, which are not counted here."""
         shape = self._latest.shape
         return SpeculationStats(
             depth=shape.depth,
@@ -121,4 +122,5 @@ class Counters:
             ),
             suspect=self.suspect,
             prediction=self.prediction.stats(),
+            reliability=reliability,
         )

@@ -14,6 +14,8 @@ from paceline.plan.cost import PaceKeeper
 from paceline.plan.policy import SpeculationPolicy
 from paceline.plan.step import NOBODY, PLAIN, PROBE, Choice, DraftShape, Load, Row, StepResult
 
+SAMPLED = 16  # chains of a step whose confidence is looked at
+
 
 class Estimates:
     """Everything that a policy may learn from."""
@@ -23,6 +25,7 @@ class Estimates:
         self.pace = PaceKeeper()
         self._latest: DraftShape = PLAIN
         self._plain_steps = 0
+        self._missed = 0.0
         self._turn = 0
 
     def load(
@@ -41,6 +44,7 @@ class Estimates:
             pace=self.pace.snapshot(),
             latest=self._latest,
             plain_steps=self._plain_steps,
+            missed=self._missed,
         )
 
     def shares(self, choice: Choice, load: Load, drafting: Mapping[int, float]) -> dict[int, int]:
@@ -69,14 +73,24 @@ class Estimates:
             drafts += sum(done.levels)
             if request_id is not None:
                 self.acceptance.observe(request_id, row.drafts, done)
+        self._spread(plan.shape, [done.proposed for done in result.rows if done.proposed])
         self.acceptance.fade()
         if plan.choice.reason not in (NOBODY, PROBE):
-            self._latest = plan.choice.shape
+            stays = plan.shape.depth == self._latest.depth
+            self._missed = max(self._missed + plan.choice.missed, 0.0) if stays else 0.0
+            self._latest = plan.shape
         self._plain_steps = 0 if drafts else self._plain_steps + 1
         expected = policy.seconds(plan, drafts)
         if expected is not None:
             tokens = sum(row.given for row in plan.rows) + drafts
             self.pace.observe(tokens, expected, result.seconds)
+
+    def _spread(self, shape: DraftShape, proposed: Sequence[Sequence[float]]) -> None:
+        """How sure the drafter is of its chains. A part of a large step tells it as well."""
+        if shape.branching == 1:
+            every = -(-len(proposed) // SAMPLED)
+            for chain in proposed[self._plain_steps % (every or 1) :: every or 1]:
+                self.acceptance.confidence.proposed(chain)
 
     def forget(self, request_id: str) -> None:
         self.acceptance.forget(request_id)

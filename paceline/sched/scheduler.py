@@ -127,7 +127,7 @@ class Scheduler:
         self, rows: list[Row], wanted: dict[int, int], admissions: list[Admission]
     ) -> StepPlan:
         drafting = {
-            row.slot: self.estimates.acceptance.lean(self._planned[row.slot].id)
+            row.slot: row.lean
             for row in rows
             if row.given == 1 and row.samples and self._most_drafts(row, 1)
         }
@@ -203,6 +203,7 @@ class Scheduler:
             start=start,
             tokens=known,
             samples=count == request.pending,
+            lean=self.estimates.acceptance.lean(request.id),
         )
 
     def _lacking(self, request: Request, count: int) -> int:
@@ -368,7 +369,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         c = self.counters
         return EngineStats(
-            speculation=c.speculation(),
+            speculation=c.speculation(self.estimates.acceptance.confidence.reliability()),
             running=len(self.running),
             waiting=len(self.waiting),
             pages_total=self.pool.pages,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +69,8 @@ def grown(roots: Sequence[int], plots: Sequence[Plot], branching: int) -> list[l
     result = []
     for each in forest.drafts():
         assert each is not None
-        tokens, parents = each
+        tokens, parents = each.tokens, each.parents
+        assert all(0 < sure <= 1 for sure in each.confidence)
         spelled: list[Path] = [()]
         for token, parent in zip(tokens, parents, strict=True):
             assert parent < len(spelled)
@@ -105,9 +108,8 @@ def test_of_equals_no_child_comes_without_its_parent() -> None:
             break
     (only,) = forest.drafts()
     assert only is not None
-    tokens, parents = only
-    assert len(tokens) == 5
-    assert all(parent <= j for j, parent in enumerate(parents))
+    assert len(only.tokens) == 5 and only.confidence == (1.0,) * 5
+    assert all(parent <= j for j, parent in enumerate(only.parents))
 
 
 def test_scores_that_are_no_numbers_make_no_drafts() -> None:
@@ -119,4 +121,15 @@ def test_scores_that_are_no_numbers_make_no_drafts() -> None:
 def test_broken_scores_are_their_own_requests_affair() -> None:
     forest = Forest([Plot.of(2, 1, 2)] * 2, torch.tensor([0, 1]))
     forest.grow(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[torch.nan, 0.0], [-1.0, -2.0]]))
-    assert forest.drafts() == [None, ((3, 4), (0, 0))]
+    broken, only = forest.drafts()
+    assert broken is None and only is not None
+    assert (only.tokens, only.parents) == ((3, 4), (0, 0))
+    assert only.confidence == pytest.approx((math.exp(-1), math.exp(-2)))
+
+
+def test_confidence_is_each_ones_own_not_the_paths() -> None:
+    forest = Forest([Plot.of(2, 2, 1)], torch.tensor([0]))
+    assert forest.grow(torch.tensor([[7]]), torch.tensor([[math.log(0.5)]])) is not None
+    forest.grow(torch.tensor([[8]]), torch.tensor([[math.log(0.25)]]))
+    (only,) = forest.drafts()
+    assert only is not None and only.confidence == pytest.approx((0.5, 0.25))

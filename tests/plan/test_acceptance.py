@@ -18,11 +18,14 @@ def outcome(rng: random.Random, depth: int, rate: float) -> RowResult:
     """A chain of `depth` drafts, each accepted with this probability."""
     walk = []
     for _ in range(depth):
-        walk.append((1, int(rng.random() < rate)))
+        walk.append(((0.5,), int(rng.random() < rate)))
         if not walk[-1][1]:
             break
     hits = sum(rank for _, rank in walk)
-    return RowResult(tokens=tuple(range(hits + 1)), levels=(1,) * depth, walk=tuple(walk))
+    return RowResult(
+        tokens=tuple(range(hits + 1)), levels=(1,) * depth, walk=tuple(walk),
+        proposed=(0.5,) * depth,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
@@ -58,7 +61,9 @@ def test_ranks_of_trees_and_what_is_not_offered() -> None:
     rng, known = random.Random(1), Acceptance()
     for _ in range(4000):
         rank = rng.choices((1, 2, 3, 0), (0.5, 0.2, 0.1, 0.2))[0]
-        known.observe("a", 3, RowResult(tokens=(1,), levels=(3,), walk=((3, rank),)))
+        sure = (0.6, 0.3, 0.1)
+        tree = RowResult(tokens=(1,), levels=(3,), walk=((sure, rank),), proposed=sure)
+        known.observe("a", 3, tree)
         known.observe("b", 3, RowResult(tokens=(1,)))  # it might have drafted and did not
         known.observe("c", 0, RowResult(tokens=(1,)))  # it might not
     survival = known.snapshot([])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.cache.pool import PagePool
-from paceline.plan.adaptive import HYSTERESIS, Adaptive, tree_gains
+from paceline.plan.adaptive import SWITCH, Adaptive, tree_gains
 from paceline.plan.cost import CostTable, Curve
 from paceline.plan.step import (
     PLAIN,
@@ -22,7 +22,7 @@ from paceline.plan.step import (
     StepPlan,
     StepResult,
 )
-from paceline.plan.survival import Survival
+from paceline.plan.survival import Classes, Survival
 from paceline.sched.estimates import Estimates
 
 
@@ -37,15 +37,16 @@ def table(per_token: float, level: float) -> CostTable:
 
 def load(
     groups: tuple[tuple[float, int], ...], rate: float, *, latest: DraftShape = PLAIN,
-    prefill: int = 0, plain_steps: int = 0, offered: float = 1.0,
+    prefill: int = 0, plain_steps: int = 0, offered: float = 1.0, missed: float = 0.0,
+    spread: tuple[Classes, ...] = (),
 ) -> Load:  # fmt: skip
     rows = sum(count for _, count in groups)
     return Load(
         running=rows, decodes=rows, prefill_tokens=prefill, context_tokens=200 * rows, waiting=0,
-        rows=rows, latest=latest, plain_steps=plain_steps,
+        rows=rows, latest=latest, plain_steps=plain_steps, missed=missed,
         survival=Survival(
             rates=(rate,) * 8, ranks=(rate, rate / 4, rate / 8, rate / 16), offered=offered,
-            groups=groups,
+            groups=groups, spread=spread,
         ),
     )  # fmt: skip
 
@@ -88,7 +89,7 @@ def test_no_uniform_depth_is_better_and_plain_never_much(
     prefill: int, offered: float,
 ) -> None:  # fmt: skip
     policy = Adaptive(table(per_token, level), RequestShape.chain(5), budget=10**6)
-    at = load(groups, rate, prefill=prefill, offered=offered)
+    at = load(groups, rate, prefill=prefill, offered=offered, missed=1.0)
     choice = policy.choose(at)
     assert choice.reason != "probe"
     widths = choice.widths or (0,) * len(groups)
@@ -98,7 +99,7 @@ def test_no_uniform_depth_is_better_and_plain_never_much(
     plain = rate_of(policy, at, (0,) * len(groups))
     assert chosen >= plain * (1 - 1e-9)
     for depth in range(6):
-        assert chosen * (1 + HYSTERESIS) >= rate_of(policy, at, (depth,) * len(groups)) * 0.99
+        assert chosen >= rate_of(policy, at, (depth,) * len(groups)) * (1 - 1e-9)
 
 
 def test_rows_that_are_more_likely_carry_more() -> None:
@@ -135,6 +136,35 @@ def test_a_weak_drafter_is_left_alone_but_for_probes() -> None:
 def _seconds(choice: Choice) -> float:
     assert choice.predicted_seconds is not None
     return choice.predicted_seconds
+
+
+def test_a_great_gain_is_taken_at_once_and_a_small_one_when_it_has_added_up() -> None:
+    policy = Adaptive(table(0.0003, 0.0004), RequestShape.chain(5), budget=10**6)
+    assert policy.choose(load(((1.0, 1),), 0.9)).shape.depth > 0  # from plain
+    latest = DraftShape(depth=2, budget=16)
+
+    def choose(missed: float) -> Choice:
+        return policy.choose(load(((1.0, 8),), 0.5, latest=latest, missed=missed))
+
+    best = choose(9.0)
+    assert best.shape.depth != 2 and 0 < best.missed < SWITCH
+    missed, steps = 0.0, 0
+    while (choice := choose(missed)).shape.depth == 2:
+        missed, steps = missed + choice.missed, steps + 1
+        assert choice.reason == "kept: too little gain"
+    assert choice.shape == best.shape and choice.reason in ("fastest", "drafts do not pay")
+    assert steps == int(SWITCH / best.missed)
+
+
+def test_unlikely_drafts_are_not_verified() -> None:
+    """Half of the drafts are nearly certain, the others nearly hopeless: the floor lies between."""
+    spread = tuple(((0.5, 0.9**level), (0.5, 0.02**level)) for level in (1, 2, 3))
+    policy = Adaptive(table(0.0005, 0.0001), RequestShape.chain(3), budget=10**6)
+    choice = policy.choose(load(((1.0, 10),), 0.45, spread=spread, missed=1.0))
+    assert 0.02 < choice.floor < 0.9 and choice.shape.depth > 0
+    assert choice.shape.budget < 10 * choice.shape.depth
+    cheap = Adaptive(table(0.0, 0.0001), RequestShape.chain(3), budget=10**6)
+    assert cheap.choose(load(((1.0, 10),), 0.45, spread=spread, missed=1.0)).floor < 0.02
 
 
 def test_a_small_gain_does_not_change_the_depth() -> None:
@@ -210,7 +240,9 @@ def test_a_probe_is_no_change_of_depth() -> None:
         results = [RowResult(tokens=(1,))] * 4
         for i, share in shares.items():
             if share:  # every draft is wrong
-                results[i] = RowResult(tokens=(1,), levels=(1,) * share, walk=((1, 0),))
+                results[i] = RowResult(
+                    tokens=(1,), levels=(1,) * share, walk=(((0.5,), 0),), proposed=(0.5,) * share
+                )
                 drafted += share
         result = StepResult(plan=plan, rows=tuple(results), seconds=0.012)
         estimates.learn(result, [str(i) for i in range(4)], policy)

@@ -90,6 +90,14 @@ def test_speculation() -> None:
         "drafter_failures": 0,
         "suspect": False,
         "shapes": [],
+        "prediction": {
+            "steps": 0,
+            "predicted_seconds": 0.0,
+            "real_seconds": 0.0,
+            "error_median": None,
+            "error_p90": None,
+        },
+        "reliability": [],
     }
 
 
