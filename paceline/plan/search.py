@@ -99,8 +99,8 @@ class Chains:
         self.tokens = self._tokens()
         self.all_rows = np.append(self.rows, load.decodes - self.rows.sum())  # the last: no drafts
         score = objective.score(self.all_rows, self.tokens, self._seconds())
-        reached = np.maximum.accumulate(self.level * self.mask, axis=1)[:, -1:]
-        score[(self.drafts > budget) | (reached < np.arange(1, depth + 1)[:, None])] = IMPOSSIBLE
+        if self.drafts[-1, -1] > budget:
+            score[self.drafts > budget] = IMPOSSIBLE
         self.ends = score.argmax(axis=1)
         self.scores = score[np.arange(depth), self.ends]
 
