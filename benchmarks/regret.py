@@ -1,8 +1,10 @@
 """Adaptive against plain and every fixed depth, by concurrency, on copied texts and free chat.
 
     python benchmarks/regret.py --output benchmarks/results/regret.json
+    python benchmarks/regret.py --weak --output benchmarks/results/regret_weak.json
 
-The demo model in bfloat16 with the n-gram drafter, in one process without HTTP; one engine an arm,
+The demo model in bfloat16 with the n-gram drafter (--weak: with an EAGLE-3 drafter of random
+weights, whose drafts are never right), in one process without HTTP; one engine an arm,
 of which one at a time works, A B C A B C. Each level is a closed loop of four requests for each
 that runs at a time, so that what one saves is used by the next. `plain again` is a second plain
 engine: what it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the
@@ -17,11 +19,13 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from upkeep import random_drafter
 
 from paceline import LLM, SamplingParams
 from paceline.types import AddRequest
@@ -29,7 +33,6 @@ from paceline.types import AddRequest
 TURNS = 4  # requests of a level, times its concurrency
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"speculative_policy": "off"},
-    "static 1": {"speculative_policy": "static", "speculative_num_steps": 1},
     "static 3": {"speculative_policy": "static", "speculative_num_steps": 3},
     "static 5": {"speculative_policy": "static", "speculative_num_steps": 5},
     "adaptive": {"speculative_policy": "adaptive", "speculative_num_steps": 5},
@@ -41,6 +44,7 @@ PASSAGES = (
     "| name | town | age |\n| Ada | London | 36 |\n| Alan | Manchester | 41 |\n",
     "The committee met on Monday. The committee agreed on the budget for the coming year.\n",
 )
+WEAK_ARMS = {name: ARMS[name] for name in ("plain", "static 3", "adaptive", "plain again")}
 QUESTIONS = (
     "Tell me about the history of bridges.",
     "Why is the sky blue?",
@@ -82,18 +86,20 @@ def closed_loop(llm: LLM, batch: list[list[int]], level: int, tokens: int) -> di
     return texts
 
 
-def measure(workloads: list[str], levels: list[int], rounds: int, tokens: int) -> dict[str, Any]:
-    llms = {
-        name: LLM(kv_tokens=16384, speculative_algorithm="NGRAM", **options)
-        for name, options in ARMS.items()
-    }
+def engines(arms: dict[str, dict[str, Any]], drafter: dict[str, Any]) -> dict[str, LLM]:
+    return {name: LLM(kv_tokens=16384, **drafter, **options) for name, options in arms.items()}
+
+
+def measure(
+    llms: dict[str, LLM], workloads: list[str], levels: list[int], *, rounds: int, tokens: int
+) -> dict[str, Any]:
     for llm in llms.values():
         closed_loop(llm, prompts(llm, "chat", 2, 99), 2, tokens)
     result: dict[str, Any] = {}
     for workload in workloads:
         result[workload] = {}
         for level in levels:
-            rates: dict[str, list[float]] = {name: [] for name in ARMS}
+            rates: dict[str, list[float]] = {name: [] for name in llms}
             differing = 0
             for turn in range(rounds):
                 texts = []
@@ -106,7 +112,14 @@ def measure(workloads: list[str], levels: list[int], rounds: int, tokens: int) -
                 differing += sum(
                     a != b for other in texts[1:] for a, b in zip(texts[0], other, strict=True)
                 )
-            result[workload][str(level)] = summary(rates) | {"texts_differing": differing}
+            said = llms["adaptive"].engine.stats.speculation
+            result[workload][str(level)] = summary(rates) | {
+                "texts_differing": differing,
+                "depth": said.depth,
+                "prediction_error": {
+                    "median": said.prediction.median, "p90": said.prediction.p90
+                },
+            }  # fmt: skip
             print(workload, level, json.dumps(result[workload][str(level)]["regret"]), flush=True)
     return result
 
@@ -124,12 +137,25 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["copying", "chat"])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all arms")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate per request")
+    parser.add_argument("--weak", action="store_true", help="an EAGLE-3 drafter of random weights")
     parser.add_argument("--output", help="write the result there as JSON")
     arguments = parser.parse_args()
-    found = measure(arguments.workloads, arguments.levels, arguments.rounds, arguments.tokens)
+    with tempfile.TemporaryDirectory() as directory:
+        if arguments.weak:
+            drafter = str(random_drafter(Path(directory)))
+            llms = engines(
+                WEAK_ARMS,
+                {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": drafter},
+            )
+        else:
+            llms = engines(ARMS, {"speculative_algorithm": "NGRAM"})
+        found = measure(
+            llms, arguments.workloads, arguments.levels, rounds=arguments.rounds,
+            tokens=arguments.tokens,
+        )  # fmt: skip
     worst = {
         arm: max(level["regret"][arm] for levels in found.values() for level in levels.values())
-        for arm in ARMS
+        for arm in llms
     }
     result = {
         "benchmark": "regret",

@@ -111,7 +111,7 @@ what lies beyond the last."""
 
 
 class PredictionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the policy foretells what a step takes: of the steps for which it said something.
+    """How well a policy's costs foretell what a step takes, its drafts known, if it has costs.
 
     predicted_seconds, real_seconds: their sums. errors: steps by |real / predicted - 1|, a count
     for each bucket of `ERROR_BOUNDS`; error_sum: the errors' sum. median, p90: of the error over

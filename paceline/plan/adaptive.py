@@ -92,15 +92,13 @@ class Adaptive:
             return _choice(plain, "drafts do not pay", missed)
         return _choice(probe, PROBE)
 
-    def seconds(self, plan: StepPlan, drafts: int) -> float | None:
-        """At pace 1, with the drafts that were really proposed spread over the levels planned."""
-        load, shape = plan.load, plan.choice.shape
+    def seconds(self, plan: StepPlan, drafts: int, drafting: int) -> float | None:
+        load, shape = plan.load, plan.shape
         tokens = load.decodes + load.prefill_tokens + drafts
-        seconds = self.costs.step(tokens, load.rows, load.context_tokens)
-        if not drafts:
-            return seconds
-        rows = -(-drafts // max(shape.depth, 1))
-        return seconds + self.costs.drafting([rows] * shape.depth)
+        each = shape.budget // max(load.decodes, 1)
+        nodes = _nodes(shape.depth, shape.branching, each, drafting) if drafting else ()
+        step = self.costs.step(tokens, load.rows, load.context_tokens)
+        return step * load.pace.factor(tokens) + self.costs.drafting(nodes)
 
     # What could be done ---------------------------------------------------------------------------
 
@@ -139,9 +137,8 @@ class Adaptive:
         steps = times(drafts, ALL)
         for size, seconds in zip(sizes, steps.tolist(), strict=True):
             depth, branching = min(self.most.depth, size), self.most.branching
-            beam = branching if depth < 2 else min(branching, size // (depth - 1))
             shape = DraftShape(depth=depth, branching=branching, budget=size * rows)
-            seconds += self.costs.drafting((rows, *[rows * beam] * (depth - 1)))
+            seconds += self.costs.drafting(_nodes(depth, branching, size, rows))
             option = _alike(load, shape, width=size, gain=gains[size - 1], seconds=seconds)
             yield _Candidate(depth, self._score(load, option), partial(_same, option))
 
@@ -190,6 +187,12 @@ def _choice(option: Option, reason: str, missed: float = 0.0) -> Choice:
         predicted_seconds=option.seconds,
         predicted_tokens=option.tokens,
     )
+
+
+def _nodes(depth: int, branching: int, size: int, rows: int) -> tuple[int, ...]:
+    """Nodes of each level, if so many rows grow trees (or chains) of `size` drafts."""
+    beam = branching if depth < 2 else max(min(branching, size // (depth - 1)), 1)
+    return (rows, *[rows * beam] * (depth - 1))
 
 
 def _sizes(most: int) -> list[int]:

@@ -25,15 +25,18 @@ class SpeculationPolicy(Protocol):
 
     def choose(self, load: Load) -> Choice: ...
 
-    def seconds(self, plan: StepPlan, drafts: int) -> float | None:
-        """What a step that verified so many drafts should have taken at pace 1; None: no idea."""
+    def seconds(self, plan: StepPlan, drafts: int, drafting: int) -> float | None:
+        """What a step should have taken at its load's pace; None: no idea.
+
+        drafts: tokens that were verified. drafting: rows for which some were made.
+        """
         ...
 
 
 class WithoutCosts:
     """A policy that knows no costs."""
 
-    def seconds(self, plan: StepPlan, drafts: int) -> float | None:
+    def seconds(self, plan: StepPlan, drafts: int, drafting: int) -> float | None:
         return None
 
 

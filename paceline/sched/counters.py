@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.plan.step import PLAIN, Choice, RowResult, StepResult
-from paceline.sched.prediction import PredictionErrors
-from paceline.types import ReliabilityStats, ShapeStats, SpeculationStats
+from paceline.types import ShapeStats, SpeculationStats
 
 MEMORY = 1000  # rows after which "recent" has forgotten about two thirds
 SUSPECT_ATTEMPTS = 100  # rows with drafts before a drafter may be called suspect
@@ -40,7 +39,6 @@ class Counters:
     finished: int = 0
     attempts: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
-    prediction: PredictionErrors = field(default_factory=PredictionErrors)
     _latest: Choice = field(default_factory=lambda: Choice(shape=PLAIN, reason=""))
     _recent: list[list[float]] = field(default_factory=list)  # attempts, accepted by position
     _shapes: dict[tuple[int, int, str], _Shape] = field(default_factory=dict)
@@ -51,8 +49,6 @@ class Counters:
         self.seconds += result.seconds
         self._latest = result.plan.choice
         self._shape().steps += 1
-        if result.plan.choice.predicted_seconds is not None:
-            self.prediction.observe(result.plan.choice.predicted_seconds, result.seconds)
 
     def row(self, done: RowResult, taken: int, *, ended: bool) -> tuple[int, int]:
         """A row of that step committed its first `taken` tokens; `ended`: its request is over.
@@ -97,8 +93,8 @@ class Counters:
         attempts, accepted = self._recent[0]
         return accepted < SUSPECT_SHARE * attempts
 
-    def speculation(self, reliability: tuple[ReliabilityStats, ...] = ()) -> SpeculationStats:
-        """reliability: of the estimates, which are not counted here."""
+    def speculation(self) -> SpeculationStats:
+        """Without what is not counted here: prediction and reliability."""
         shape = self._latest.shape
         return SpeculationStats(
             depth=shape.depth,
@@ -121,6 +117,4 @@ class Counters:
                 for (depth, branching, reason), each in self._shapes.items()
             ),
             suspect=self.suspect,
-            prediction=self.prediction.stats(),
-            reliability=reliability,
         )

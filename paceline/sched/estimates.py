@@ -13,6 +13,7 @@ from paceline.plan.acceptance import Acceptance
 from paceline.plan.cost import PaceKeeper
 from paceline.plan.policy import SpeculationPolicy
 from paceline.plan.step import NOBODY, PLAIN, PROBE, Choice, DraftShape, Load, Row, StepResult
+from paceline.sched.prediction import PredictionErrors
 
 SAMPLED = 16  # chains of a step whose confidence is looked at
 
@@ -23,6 +24,7 @@ class Estimates:
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.pace = PaceKeeper()
+        self.prediction = PredictionErrors()
         self._latest: DraftShape = PLAIN
         self._plain_steps = 0
         self._missed = 0.0
@@ -80,10 +82,11 @@ class Estimates:
             self._missed = max(self._missed + plan.choice.missed, 0.0) if stays else 0.0
             self._latest = plan.shape
         self._plain_steps = 0 if drafts else self._plain_steps + 1
-        expected = policy.seconds(plan, drafts)
+        expected = policy.seconds(plan, drafts, sum(done.proposed != () for done in result.rows))
         if expected is not None:
             tokens = sum(row.given for row in plan.rows) + drafts
-            self.pace.observe(tokens, expected, result.seconds)
+            self.prediction.observe(expected, result.seconds)
+            self.pace.observe(tokens, expected / plan.load.pace.factor(tokens), result.seconds)
 
     def _spread(self, shape: DraftShape, proposed: Sequence[Sequence[float]]) -> None:
         """How sure the drafter is of its chains. A part of a large step tells it as well."""

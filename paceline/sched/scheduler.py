@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from paceline.cache.pool import PagePool
 from paceline.cache.prefix import PrefixCache, owned
 from paceline.cache.slots import SlotNumbers
@@ -369,7 +371,11 @@ class Scheduler:
     def stats(self) -> EngineStats:
         c = self.counters
         return EngineStats(
-            speculation=c.speculation(self.estimates.acceptance.confidence.reliability()),
+            speculation=msgspec.structs.replace(
+                c.speculation(),
+                prediction=self.estimates.prediction.stats(),
+                reliability=self.estimates.acceptance.confidence.reliability(),
+            ),
             running=len(self.running),
             waiting=len(self.waiting),
             pages_total=self.pool.pages,
