@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | generate | bench | check-drafter`.
+"""The command line: `paceline serve | generate | bench | check-drafter | simulate`.
 
 Flags are made from the fields of frozen configuration values, so a field and its flag cannot drift
 apart. Errors that the user can mend are one line on stderr and exit code 2, never a traceback.
@@ -96,12 +96,19 @@ def _check_drafter(arguments: argparse.Namespace) -> int:
     return check_drafter(make(CheckConfig, arguments))
 
 
+def _simulate(arguments: argparse.Namespace) -> int:
+    from paceline.simulate import SimulateConfig, run_simulation
+
+    return run_simulation(make(SimulateConfig, arguments))
+
+
 def _parser() -> argparse.ArgumentParser:
     from paceline import __version__
     from paceline.bench.config import BenchConfig
     from paceline.check_drafter import CheckConfig
     from paceline.config import EngineConfig, ServerConfig
     from paceline.generate import GenerateConfig
+    from paceline.simulate import SimulateConfig
 
     parser = _Parser(
         prog="paceline",
@@ -118,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
             "measure whether an EAGLE-3 drafter fits a model, and how its file is to be read",
             _check_drafter,
             [CheckConfig],
+        ),
+        (
+            "simulate",
+            "what speculation policies would do on a machine, from a table of its step times",
+            _simulate,
+            [SimulateConfig],
         ),
     ]
     for name, text, run, configs in table:

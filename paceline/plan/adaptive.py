@@ -42,6 +42,7 @@ from paceline.plan.step import (
     RequestShape,
     StepPlan,
 )
+from paceline.plan.survival import Survival
 
 SWITCH = 0.25  # of a step's worth, lost by staying, before the depth changes
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
@@ -96,7 +97,7 @@ class Adaptive:
         load, shape = plan.load, plan.shape
         tokens = load.decodes + load.prefill_tokens + drafts
         each = shape.budget // max(load.decodes, 1)
-        nodes = _nodes(shape.depth, shape.branching, each, drafting) if drafting else ()
+        nodes = nodes_of(shape.depth, shape.branching, each, drafting) if drafting else ()
         step = self.costs.step(tokens, load.rows, load.context_tokens)
         return step * load.pace.factor(tokens) + self.costs.drafting(nodes)
 
@@ -122,25 +123,32 @@ class Adaptive:
         )
 
     def _trees(self, load: Load, times: StepTimes) -> Iterator[_Candidate]:
-        """The same tree for every row, of a few sizes. Their best nodes compete across rows."""
-        if self.most.branching < 2:
+        """The same tree for every row, of some sizes, for each depth. Nodes compete across rows."""
+        branching = self.most.branching
+        if branching < 2:
             return
         rows = sum(count for _, count in load.survival.groups)
-        gains = tree_gains(
-            tuple(round(rank, 2) for rank in load.survival.ranks[: self.most.branching]),
-            self.most.depth,
-            self.most.drafts,
+        ranks = ranks_of(load.survival, branching)
+        sizes = [n for n in _sizes(self.most.drafts) if 2 <= n <= self.budget // rows]
+        shapes = [(d, n) for d in range(1, self.most.depth + 1) for n in sizes if d <= n]
+        gains = {d: tree_gains(ranks, d, self.most.drafts) for d, _ in shapes}
+        shapes = [(d, n) for d, n in shapes if n <= len(gains[d])]
+        if not shapes:
+            return
+        seconds = times(np.array([n * rows for _, n in shapes], dtype=float), ALL) + np.array(
+            [self.costs.drafting(nodes_of(d, branching, n, rows)) for d, n in shapes]
         )
-        sizes = [n for n in _sizes(self.most.drafts) if 2 <= n <= len(gains)]
-        sizes = [n for n in sizes if n * rows <= self.budget]
-        drafts = np.array(sizes, dtype=float) * rows
-        steps = times(drafts, ALL)
-        for size, seconds in zip(sizes, steps.tolist(), strict=True):
-            depth, branching = min(self.most.depth, size), self.most.branching
+        found = np.array([gains[d][n - 1] for d, n in shapes])
+        tokens = np.stack((1 + load.survival.offered * found, np.ones(len(shapes))))
+        each = np.array([rows, load.decodes - rows], dtype=float)
+        scores = self.objective.score(each, tokens, seconds).tolist()
+        for (depth, size), gain, time, score in zip(
+            shapes, found.tolist(), seconds.tolist(), scores, strict=True
+        ):
             shape = DraftShape(depth=depth, branching=branching, budget=size * rows)
-            seconds += self.costs.drafting(_nodes(depth, branching, size, rows))
-            option = _alike(load, shape, width=size, gain=gains[size - 1], seconds=seconds)
-            yield _Candidate(depth, self._score(load, option), partial(_same, option))
+            yield _Candidate(
+                depth, score, partial(_alike, load, shape, width=size, gain=gain, seconds=time)
+            )
 
     def _score(self, load: Load, option: Option) -> float:
         """Of an option in which every row that may draft does the same."""
@@ -189,7 +197,7 @@ def _choice(option: Option, reason: str, missed: float = 0.0) -> Choice:
     )
 
 
-def _nodes(depth: int, branching: int, size: int, rows: int) -> tuple[int, ...]:
+def nodes_of(depth: int, branching: int, size: int, rows: int) -> tuple[int, ...]:
     """Nodes of each level, if so many rows grow trees (or chains) of `size` drafts."""
     beam = branching if depth < 2 else max(min(branching, size // (depth - 1)), 1)
     return (rows, *[rows * beam] * (depth - 1))
@@ -198,6 +206,11 @@ def _nodes(depth: int, branching: int, size: int, rows: int) -> tuple[int, ...]:
 def _sizes(most: int) -> list[int]:
     """Sizes of trees that are looked at: doublings, and the largest."""
     return sorted({min(1 << i, most) for i in range(1, most.bit_length() + 1)})
+
+
+def ranks_of(survival: Survival, branching: int) -> tuple[float, ...]:
+    """To two digits, so that `tree_gains` need not be worked out anew at every step."""
+    return tuple(round(rank, 2) for rank in survival.ranks[:branching])
 
 
 @lru_cache(maxsize=256)

@@ -37,7 +37,7 @@ class StepTimes:
     Linear between the sizes of the cost table.
     """
 
-    FAR = 8.0  # times the table's largest size: beyond it the same slope goes on
+    FAR = 64.0  # times the table's largest size: beyond it the same slope goes on
 
     def __init__(self, costs: CostTable, load: Load) -> None:
         sizes = np.array((*costs.tokens.x, costs.tokens.x[-1] * self.FAR))
