@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | generate | bench | check-drafter | simulate`.
+"""The command line: `paceline serve | generate | bench | check-drafter | simulate | replay`.
 
 Flags are made from the fields of frozen configuration values, so a field and its flag cannot drift
 apart. Errors that the user can mend are one line on stderr and exit code 2, never a traceback.
@@ -102,12 +102,19 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return run_simulation(make(SimulateConfig, arguments))
 
 
+def _replay(arguments: argparse.Namespace) -> int:
+    from paceline.replay import ReplayConfig, run_replay
+
+    return run_replay(make(ReplayConfig, arguments))
+
+
 def _parser() -> argparse.ArgumentParser:
     from paceline import __version__
     from paceline.bench.config import BenchConfig
     from paceline.check_drafter import CheckConfig
     from paceline.config import EngineConfig, ServerConfig
     from paceline.generate import GenerateConfig
+    from paceline.replay import ReplayConfig
     from paceline.simulate import SimulateConfig
 
     parser = _Parser(
@@ -132,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
             _simulate,
             [SimulateConfig],
         ),
+        ("replay", "run a server's recorded loads through another policy", _replay, [ReplayConfig]),
     ]
     for name, text, run, configs in table:
         command = commands.add_parser(

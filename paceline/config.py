@@ -127,6 +127,9 @@ class EngineConfig:
         "milliseconds for one)",
         read_with={**_DRAFTS, "speculative_policy": ("adaptive",)},
     )
+    trace: str | None = flag(
+        None, "JSON-lines file that gets every step's load, choice and time, for `paceline replay`"
+    )
     profile: str = flag(
         "cached",
         "policy adaptive: step times are measured at the first start and kept (cached), measured "

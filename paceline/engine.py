@@ -8,7 +8,9 @@ One thread, no queues, no clock but the executor's. The server's engine process 
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,8 +22,10 @@ from paceline.exec.executor import Executor
 from paceline.exec.profile import measured_costs
 from paceline.exec.startup import OnProgress, start
 from paceline.plan.cost import CostTable
-from paceline.plan.policy import SpeculationPolicy, policy_of
+from paceline.plan.cost_file import CostFile
+from paceline.plan.policy import SpeculationPolicy, policy_of, shape_of
 from paceline.sched.scheduler import Limits, Scheduler
+from paceline.trace import NO_TRACE, Header, Trace, TraceWriter, create
 from paceline.types import AddRequest, Delta, EngineStats, Ready
 
 logger = logging.getLogger("paceline")
@@ -37,19 +41,24 @@ class Engine:
         *,
         resolved: Resolved,
         checked: bool = False,
+        trace: Trace = NO_TRACE,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.resolved = resolved
         self.checked = checked
+        self.trace = trace
         self._warned = False
 
     @classmethod
     def start(cls, config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Engine:
         """Load everything. Raises ConfigError and CheckpointError."""
         policy_of(config)  # what makes no sense shows before anything is loaded
+        if config.trace is not None:
+            create(config.trace).close()
         executor, resolved = start(config, checkpoint, on_progress)
 
+        @functools.cache
         def costs() -> CostTable:
             names = (str(checkpoint.path.resolve()), str(config.speculative_draft_model_path))
             return measured_costs(
@@ -57,7 +66,12 @@ class Engine:
             )
 
         policy = policy_of(config, costs)
-        return cls(executor, make_scheduler(checkpoint, resolved, policy), resolved=resolved)
+        scheduler = make_scheduler(checkpoint, resolved, policy)
+        return cls(executor, scheduler, resolved=resolved, trace=_trace(config, costs))
+
+    def close(self) -> None:
+        """No step comes any more."""
+        self.trace.close()
 
     @property
     def idle(self) -> bool:
@@ -94,6 +108,7 @@ class Engine:
             deltas = self.scheduler.fail(plan, f"the step failed: {error}")
         else:
             deltas = self.scheduler.commit(result)
+            self.trace.step(result)
         if self.checked:
             self.scheduler.check()
         if self.scheduler.counters.suspect and not self._warned:
@@ -118,6 +133,13 @@ class Engine:
                 f"{self.executor.drafter.name} drafter"
             ),
         )
+
+
+def _trace(config: EngineConfig, costs: Callable[[], CostTable]) -> Trace:
+    if config.trace is None:
+        return NO_TRACE
+    header = Header(policy=config.policy, most=shape_of(config), costs=CostFile.of(costs()))
+    return TraceWriter(config.trace, header)
 
 
 def make_scheduler(

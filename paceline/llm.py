@@ -123,6 +123,7 @@ class LLM:
                     yield self._apply(delta, running)
         finally:
             self.engine.abort(tuple(running))
+            self.engine.trace.flush()
 
     def _apply(
         self, delta: Delta, running: dict[str, _Open]

@@ -13,6 +13,7 @@ fades, so that nobody is written off for ever.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from bisect import bisect
 from collections.abc import Hashable, Iterable
@@ -49,10 +50,11 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Lean:
-    """One request's hits against what the average request would have had."""
+    """One request's hits against what the average request would have had. group: of `LEANS`."""
 
     hits: float = 0.0
     expected: float = 0.0
+    group: float = 1.0
 
 
 class Acceptance:
@@ -62,6 +64,7 @@ class Acceptance:
     OWN = 30  # trials of one request
     SHRINK = 2.0  # hits that a request must show before it is believed half
     FORGET = 0.995  # what a request keeps of its evidence each step, drafting or not
+    EVERY = 8  # steps after which snapshots say what is new; sooner if it is an eighth of all
     WEIGHT = 5.0  # trials that the first guess is worth
 
     def __init__(self) -> None:
@@ -75,10 +78,14 @@ class Acceptance:
         self._offered = _Rate(weight, weight, self.MEMORY)
         self._leans: dict[Hashable, _Lean] = {}
         self.confidence = Confidence()
+        self._latest = Survival()
+        self._steps = self._seen = self._said = 0  # outcomes, and those that snapshots know
+        self.refresh()
 
     def observe(self, key: Hashable, allowed: int, done: RowResult) -> None:
         """A row that was allowed so many drafts has its outcome."""
         if allowed:
+            self._seen += 1
             self._offered.observe(done.proposed != ())
         if not done.walk:
             return
@@ -101,30 +108,40 @@ class Acceptance:
             lean.hits *= self.FORGET
             lean.expected *= self.FORGET
         self.confidence.fade()
+        self._steps += 1
+        fresh = self._seen - self._said
+        if fresh > self._said // 8 or (fresh and self._steps % self.EVERY == 0):
+            self.refresh()
 
     def forget(self, key: Hashable) -> None:
         self._leans.pop(key, None)
 
     def lean(self, key: Hashable) -> float:
-        """How this request leans, to the nearest of `LEANS`; a newcomer not at all."""
+        """How this request leans, as of the last refresh; a newcomer not at all."""
         known = self._leans.get(key)
-        if known is None:
-            return 1.0
-        value = (known.hits + self.SHRINK) / (known.expected + self.SHRINK)
-        return LEANS[bisect(_BETWEEN, value)]
+        return 1.0 if known is None else known.group
 
     def snapshot(self, leans: Iterable[float]) -> Survival:
         """leans: of the decoding rows that may draft."""
         groups: dict[float, int] = {}
         for lean in leans:
             groups[lean] = groups.get(lean, 0) + 1
-        known = self.confidence.snapshot()
-        return Survival(
-            trust=known.trust,
-            positions=known.positions,
-            spread=self.confidence.spread(),
+        found = tuple(sorted(groups.items(), reverse=True))
+        if found != self._latest.groups:
+            self._latest = dataclasses.replace(self._latest, groups=found)
+        return self._latest
+
+    def refresh(self) -> None:
+        """Let snapshots say what was learnt up to now. `fade` sees to it every few steps."""
+        self._said = self._seen
+        for each in self._leans.values():
+            value = (each.hits + self.SHRINK) / (each.expected + self.SHRINK)
+            each.group = LEANS[bisect(_BETWEEN, value)]
+        self.confidence.refresh()
+        self._latest = dataclasses.replace(
+            self.confidence.known,
             rates=tuple(rate.value for rate in self._rates),
             ranks=tuple(rate.value for rate in self._ranks),
             offered=self._offered.value,
-            groups=tuple(sorted(groups.items(), reverse=True)),
+            groups=self._latest.groups,
         )

@@ -22,10 +22,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -47,9 +48,33 @@ from paceline.plan.survival import Survival
 SWITCH = 0.25  # of a step's worth, lost by staying, before the depth changes
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
 SOONEST_PROBE = 8  # steps
+ALIKE = 16  # tokens of context of a row: so far apart, loads are looked at anew
 
 ALL = np.ones(1)  # all that draft have drafts that are likely enough; or a single draft
 _score = attrgetter("score")
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An option that is worked out when it is chosen."""
+
+    depth: int
+    score: float
+    option: Callable[[], Option]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What could be done at a load. patience: plain steps before one probes."""
+
+    plain: Option
+    probe: Option
+    patience: int
+    candidates: tuple[_Candidate, ...]
+
+    @property
+    def best(self) -> _Candidate:
+        return max(self.candidates, key=_score)
 
 
 @dataclass(frozen=True)
@@ -60,46 +85,56 @@ class Adaptive:
     most: RequestShape
     budget: int
     objective: Objective = THROUGHPUT
+    _latest: list[tuple[tuple[Any, ...], _Outlook]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )  # at most one: the last outlook, and for what
 
     def choose(self, load: Load) -> Choice:
+        outlook = self._outlook(load)
+        if not load.decodes:
+            return _choice(outlook.plain, NOBODY)
+        best = outlook.best
+        here = [c for c in outlook.candidates if c.depth == load.latest.depth]
+        stays = max(here, key=_score, default=best)
+        others = [c.score for c in outlook.candidates if c.depth != stays.depth]
+        missed = max(others) / stays.score - 1 if others else 0.0
+        chosen = best if load.missed + missed >= SWITCH else stays
+        if chosen.depth:
+            reason = "fastest" if chosen is best else "kept: too little gain"
+            return _choice(chosen.option(), reason, missed)
+        if load.plain_steps < outlook.patience:
+            return _choice(outlook.plain, "drafts do not pay", missed)
+        return _choice(outlook.probe, PROBE)
+
+    def _outlook(self, load: Load) -> _Outlook:
+        """All that does not depend on the steps before; found once for loads that are alike.
+
+        Loads are alike if they differ in context by a few tokens a row, and in nothing else that
+        counts. So the choice depends on the load alone, whether it was remembered or not.
+        """
+        load = replace(load, context_tokens=_rounded(load))
+        key = (load.decodes, load.prefill_tokens, load.rows, load.context_tokens, load.survival,
+               load.pace)  # fmt: skip
+        if not self._latest or self._latest[0][0] != key:
+            self._latest[:] = [(key, self._look(load))]
+        return self._latest[0][1]
+
+    def _look(self, load: Load) -> _Outlook:
         times = StepTimes(self.costs, load)
         plain = _alike(load, PLAIN, width=0, gain=0.0, seconds=times.plain)
         if not load.decodes:
-            return _choice(plain, NOBODY)
+            return _Outlook(plain, plain, 0, ())
         candidates = [_Candidate(0, self._score(load, plain), partial(_same, plain))]
         if load.survival.groups:
             candidates += self._chains(load, times)
             candidates += self._trees(load, times)
-        best = max(candidates, key=_score)
-        here = [c for c in candidates if c.depth == load.latest.depth]
-        stays = max(here, key=_score, default=best)
-        others = [c.score for c in candidates if c.depth != stays.depth]
-        missed = max(others) / stays.score - 1 if others else 0.0
-        chosen = best if load.missed + missed >= SWITCH else stays
-        if not chosen.depth:
-            return self._plain_or_probe(load, times, plain, missed=missed)
-        reason = "fastest" if chosen is best else "kept: too little gain"
-        return _choice(chosen.option(), reason, missed)
-
-    def _plain_or_probe(
-        self, load: Load, times: StepTimes, plain: Option, *, missed: float
-    ) -> Choice:
-        """A plain step; or one that carries a single draft to find out what has changed."""
-        if load.plain_steps < SOONEST_PROBE:
-            return _choice(plain, "drafts do not pay", missed)
         probe = self._probe(load, times)
-        extra = probe.seconds - plain.seconds
-        if load.plain_steps < math.ceil(extra / (PROBING * plain.seconds)):
-            return _choice(plain, "drafts do not pay", missed)
-        return _choice(probe, PROBE)
+        extra = (probe.seconds - plain.seconds) / plain.seconds
+        patience = max(math.ceil(extra / PROBING), SOONEST_PROBE)
+        return _Outlook(plain, probe, patience, tuple(candidates))
 
     def seconds(self, plan: StepPlan, drafts: int, drafting: int) -> float | None:
-        load, shape = plan.load, plan.shape
-        tokens = load.decodes + load.prefill_tokens + drafts
-        each = shape.budget // max(load.decodes, 1)
-        nodes = nodes_of(shape.depth, shape.branching, each, drafting) if drafting else ()
-        step = self.costs.step(tokens, load.rows, load.context_tokens)
-        return step * load.pace.factor(tokens) + self.costs.drafting(nodes)
+        return run_seconds(self.costs, plan.load, plan.shape, drafts=drafts, drafting=drafting)
 
     # What could be done ---------------------------------------------------------------------------
 
@@ -110,7 +145,7 @@ class Adaptive:
         )
         for depth, score in enumerate(chains.scores.tolist(), start=1):
             if score > IMPOSSIBLE:
-                yield _Candidate(depth, score, partial(chains.option, depth))
+                yield _Candidate(depth, score, cache(partial(chains.option, depth)))
 
     def _probe(self, load: Load, times: StepTimes) -> Option:
         seconds = float(times(ALL, ALL)[0])
@@ -159,13 +194,11 @@ class Adaptive:
         return float(self.objective.score(rows, tokens, np.array(option.seconds)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """An option that is worked out when it is chosen."""
 
-    depth: int
-    score: float
-    option: Callable[[], Option]
+def _rounded(load: Load) -> int:
+    """Context to the nearest `ALIKE` tokens of each row."""
+    unit = ALIKE * max(load.rows, 1)
+    return (load.context_tokens + unit // 2) // unit * unit
 
 
 def _same(option: Option) -> Option:
@@ -195,6 +228,17 @@ def _choice(option: Option, reason: str, missed: float = 0.0) -> Choice:
         predicted_seconds=option.seconds,
         predicted_tokens=option.tokens,
     )
+
+
+def run_seconds(
+    costs: CostTable, load: Load, shape: DraftShape, *, drafts: int, drafting: int
+) -> float:
+    """What a step should have taken that verified so many drafts, made for `drafting` rows."""
+    tokens = load.decodes + load.prefill_tokens + drafts
+    each = shape.budget // max(load.decodes, 1)
+    nodes = nodes_of(shape.depth, shape.branching, each, drafting) if drafting else ()
+    step = costs.step(tokens, load.rows, load.context_tokens)
+    return step * load.pace.factor(tokens) + costs.drafting(nodes)
 
 
 def nodes_of(depth: int, branching: int, size: int, rows: int) -> tuple[int, ...]:

@@ -27,7 +27,10 @@ class _Evidence:
 
 
 class Confidence:
-    """Learns trust by tenth, factors by position, and how survival is spread over drafts."""
+    """Learns trust by tenth, factors by position, and how survival is spread over drafts.
+
+    known: as of the last `refresh`.
+    """
 
     MEMORY = 200.0  # trials of one tenth or position
     SEEN = 400.0  # proposals that the spread remembers
@@ -40,18 +43,16 @@ class Confidence:
         self._positions = [_Evidence() for _ in range(DEPTH)]
         self._spread = [[_Evidence() for _ in range(len(EDGES) + 1)] for _ in range(DEPTH)]
         self._reliability = [_Count() for _ in TENTHS]
-        self._known = Survival()
-        self._fresh = True
+        self.known = Survival()
 
     def observe(self, position: int, confidence: float, *, lean: float, hit: bool) -> float:
         """A draft whose predecessors were accepted was, or was not. Returns what was expected."""
-        known = self.snapshot()
+        known = self.known
         expected = known.chance(position, confidence, lean)
         self._reliability[tenth_of(expected)].add(expected, hit)
         at = min(position, DEPTH - 1)
         self._add(self._tenths[tenth_of(confidence)], hit, 1.0)
         self._add(self._positions[at], hit, known.trust[tenth_of(confidence)] * lean)
-        self._fresh = False
         return expected
 
     def _add(self, evidence: _Evidence, hit: bool, against: float) -> None:
@@ -61,7 +62,7 @@ class Confidence:
 
     def proposed(self, chain: Sequence[float]) -> None:
         """A chain of drafts of such confidence was proposed, verified or not."""
-        known, keep = self.snapshot(), 1 - 1 / self.SEEN
+        known, keep = self.known, 1 - 1 / self.SEEN
         paths = known.paths(chain, range(len(chain)), lean=1.0)
         for classes, survival in zip(self._spread, paths, strict=False):
             for each in classes:
@@ -77,14 +78,13 @@ class Confidence:
             each.hits *= self.FADE
             each.against *= self.FADE
 
-    def snapshot(self) -> Survival:
-        """A `Survival` with trust and positions; cheap while nothing was observed."""
-        if not self._fresh:
-            self._known = Survival(trust=self._trust(), positions=self._factors())
-            self._fresh = True
-        return self._known
+    def refresh(self) -> None:
+        """`known` is what was learnt up to now: trust, positions and spread."""
+        self.known = Survival(
+            trust=self._trust(), positions=self._factors(), spread=self._classes()
+        )
 
-    def spread(self) -> tuple[Classes, ...]:
+    def _classes(self) -> tuple[Classes, ...]:
         """By position, as far as anything was proposed; the likeliest first."""
         found = []
         for classes in self._spread:

@@ -118,6 +118,13 @@ class Schedule(WithoutCosts):
         return Choice(shape=PLAIN, reason="outside the schedule")
 
 
+def shape_of(config: EngineConfig) -> RequestShape:
+    """What a request may draft at most."""
+    return RequestShape(
+        depth=config.draft_depth, branching=config.draft_branching, drafts=config.draft_tokens
+    )
+
+
 def policy_of(
     config: EngineConfig, costs: Callable[[], CostTable] = lambda: ROUGH
 ) -> SpeculationPolicy:
@@ -125,10 +132,7 @@ def policy_of(
 
     Raises ConfigError for a schedule or an objective that makes no sense.
     """
-    objective = objective_of(config.objective)
-    each = RequestShape(
-        depth=config.draft_depth, branching=config.draft_branching, drafts=config.draft_tokens
-    )
+    objective, each = objective_of(config.objective), shape_of(config)
     match config.policy:
         case "off":
             return Off()

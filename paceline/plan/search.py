@@ -93,7 +93,7 @@ class Chains:
         first = np.empty(groups * size, dtype=int)
         first[order] = np.arange(groups * size)
         starts = np.zeros(groups * size)
-        starts[first[::size]] = self.rows
+        starts[first.reshape(groups, size).min(axis=1)] = self.rows
         self.drafting = starts.cumsum()  # rows that draft at all
         self.share = np.maximum((count * (self.level == 1)).cumsum() / self.drafting, 1e-3)
         self.tokens = self._tokens()

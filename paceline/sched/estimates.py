@@ -15,7 +15,7 @@ from paceline.plan.policy import SpeculationPolicy
 from paceline.plan.step import NOBODY, PLAIN, PROBE, Choice, DraftShape, Load, Row, StepResult
 from paceline.sched.prediction import PredictionErrors
 
-SAMPLED = 16  # chains of a step whose confidence is looked at
+SAMPLED = 4  # chains of a step whose confidence is looked at
 
 
 class Estimates:
@@ -25,6 +25,8 @@ class Estimates:
         self.acceptance = Acceptance()
         self.pace = PaceKeeper()
         self.prediction = PredictionErrors()
+        self._pace = self.pace.snapshot()
+        self._steps = 0
         self._latest: DraftShape = PLAIN
         self._plain_steps = 0
         self._missed = 0.0
@@ -43,7 +45,7 @@ class Estimates:
             waiting=waiting,
             rows=len(rows),
             survival=self.acceptance.snapshot(drafting.values()),
-            pace=self.pace.snapshot(),
+            pace=self._pace,
             latest=self._latest,
             plain_steps=self._plain_steps,
             missed=self._missed,
@@ -87,6 +89,10 @@ class Estimates:
             tokens = sum(row.given for row in plan.rows) + drafts
             self.prediction.observe(expected, result.seconds)
             self.pace.observe(tokens, expected / plan.load.pace.factor(tokens), result.seconds)
+
+        self._steps += 1
+        if self._steps % self.acceptance.EVERY == 0:
+            self._pace = self.pace.snapshot()
 
     def _spread(self, shape: DraftShape, proposed: Sequence[Sequence[float]]) -> None:
         """How sure the drafter is of its chains. A part of a large step tells it as well."""

@@ -44,7 +44,10 @@ def main() -> int:
         side.send(engine.ready())
         gc.collect()
         gc.freeze()  # the model's objects live for ever: the collector need not visit them
-        serve(engine, side)
+        try:
+            serve(engine, side)
+        finally:
+            engine.close()
     return 0
 
 

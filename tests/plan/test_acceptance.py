@@ -33,6 +33,7 @@ def test_rates_by_position(rate: float) -> None:
     rng, known = random.Random(0), Acceptance()
     for _ in range(3000):
         known.observe("a", 3, outcome(rng, 3, rate))
+    known.refresh()
     survival = known.snapshot([1.0])
     assert survival.rates[0] == pytest.approx(rate, abs=0.08)
     assert survival.of(1.0)[1] == pytest.approx(rate**2, abs=0.1)
@@ -45,11 +46,13 @@ def test_requests_are_told_apart_shrunk_and_forgiven() -> None:
     for _ in range(60):
         known.observe("good", 2, outcome(rng, 2, 0.9))
         known.observe("bad", 2, outcome(rng, 2, 0.1))
+    known.refresh()
     assert known.lean("bad") < 0.7 < 1.1 < known.lean("good")
     assert known.lean("new") == 1.0
     bad = known.lean("bad")
     for _ in range(600):
         known.fade()
+    known.refresh()
     assert known.lean("bad") > bad
     known.forget("good")
     assert known.lean("good") == 1.0
@@ -66,6 +69,7 @@ def test_ranks_of_trees_and_what_is_not_offered() -> None:
         known.observe("a", 3, tree)
         known.observe("b", 3, RowResult(tokens=(1,)))  # it might have drafted and did not
         known.observe("c", 0, RowResult(tokens=(1,)))  # it might not
+    known.refresh()
     survival = known.snapshot([])
     assert survival.ranks[:3] == pytest.approx((0.5, 0.2, 0.1), abs=0.06)
     assert survival.offered == pytest.approx(0.5, abs=0.05)

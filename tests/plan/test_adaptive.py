@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def load(
 ) -> Load:  # fmt: skip
     rows = sum(count for _, count in groups)
     return Load(
-        running=rows, decodes=rows, prefill_tokens=prefill, context_tokens=200 * rows, waiting=0,
+        running=rows, decodes=rows, prefill_tokens=prefill, context_tokens=208 * rows, waiting=0,
         rows=rows, latest=latest, plain_steps=plain_steps, missed=missed,
         survival=Survival(
             rates=(rate,) * 8, ranks=(rate, rate / 4, rate / 8, rate / 16), offered=offered,
@@ -136,6 +137,15 @@ def test_a_weak_drafter_is_left_alone_but_for_probes() -> None:
 def _seconds(choice: Choice) -> float:
     assert choice.predicted_seconds is not None
     return choice.predicted_seconds
+
+
+def test_a_spread_that_contradicts_itself_is_survived() -> None:
+    """Estimates of positions are made apart: a deeper draft may look likelier than the first."""
+    spread = (((0.5, 0.4), (0.5, 0.01)), ((1.0, 0.7),), ((0.2, 0.9), (0.8, 0.0)))
+    policy = Adaptive(table(0.0005, 0.0001), RequestShape.chain(3), budget=10**6)
+    for rows in (1, 3, 40):
+        choice = policy.choose(load(((1.3, rows), (0.4, 2)), 0.45, spread=spread, missed=1.0))
+        assert choice.predicted_seconds is not None and 0 < choice.predicted_seconds < 1
 
 
 def test_a_great_gain_is_taken_at_once_and_a_small_one_when_it_has_added_up() -> None:
@@ -233,10 +243,11 @@ def test_a_probe_is_no_change_of_depth() -> None:
         leans = {i: estimates.acceptance.lean(str(i)) for i in range(4)}
         at = estimates.load([row] * 4, leans, running=4, waiting=0)
         choice = policy.choose(at)
-        plan = StepPlan(
-            rows=(row,) * 4, choice=choice, load=at, reservation=PagePool(1, 1).reserve({})
-        )
         shares = estimates.shares(choice, at, leans)
+        plan = StepPlan(
+            rows=tuple(replace(row, drafts=shares[i]) for i in range(4)),
+            choice=choice, load=at, reservation=PagePool(1, 1).reserve({}),
+        )  # fmt: skip
         results = [RowResult(tokens=(1,))] * 4
         for i, share in shares.items():
             if share:  # every draft is wrong

@@ -19,12 +19,13 @@ def taught(truth: dict[float, float], trials: int = 4000) -> Confidence:
     for _ in range(trials):
         sure = rng.choice(list(truth))
         known.observe(0, sure, lean=1.0, hit=rng.random() < truth[sure])
+        known.refresh()
     return known
 
 
 def test_a_drafter_that_boasts_is_seen_through() -> None:
     known = taught({0.95: 0.5, 0.55: 0.2, 0.05: 0.01})
-    survival = known.snapshot()
+    survival = known.known
     assert survival.chance(0, 0.95, 1.0) == pytest.approx(0.5, abs=0.1)
     assert survival.chance(0, 0.55, 1.0) == pytest.approx(0.2, abs=0.08)
     assert survival.chance(0, 0.05, 1.0) < 0.06
@@ -44,7 +45,8 @@ def test_more_confidence_never_means_less_trust(seen: list[tuple[float, bool]]) 
     known = Confidence()
     for sure, hit in seen:
         known.observe(0, sure, lean=1.0, hit=hit)
-    trust = known.snapshot().trust
+    known.refresh()
+    trust = known.known.trust
     assert len(trust) == len(TENTHS)
     assert all(0 <= a <= b <= MOST for a, b in itertools.pairwise(trust))
 
@@ -54,24 +56,26 @@ def test_deeper_drafts_may_be_worse_than_they_claim() -> None:
     for _ in range(1500):
         known.observe(0, 0.75, lean=1.0, hit=rng.random() < 0.75)
         known.observe(2, 0.75, lean=1.0, hit=rng.random() < 0.3)
-    survival = known.snapshot()
+        known.refresh()
+    survival = known.known
     assert survival.chance(2, 0.75, 1.0) < 0.65 * survival.chance(0, 0.75, 1.0)
 
 
 def test_what_is_not_seen_drifts_back_to_what_the_drafter_says() -> None:
     known = taught({0.85: 0.0}, 200)
-    assert known.snapshot().chance(0, 0.85, 1.0) < 0.15
+    assert known.known.chance(0, 0.85, 1.0) < 0.15
     for _ in range(4000):
         known.fade()
-    known.observe(5, 0.05, lean=1.0, hit=False)
-    assert known.snapshot().trust[8] > 0.6
+    known.refresh()
+    assert known.known.trust[8] > 0.6
 
 
 def test_the_spread_of_survival() -> None:
     known = Confidence()
     for i in range(1000):
         known.proposed((0.95, 0.95) if i % 4 else (0.05, 0.05))
-    first, second = known.spread()
+    known.refresh()
+    first, second = known.known.spread
     assert [share for share, _ in first] == pytest.approx([0.75, 0.25], abs=0.02)
     assert [alive for _, alive in first] == pytest.approx([0.95, 0.05], abs=0.01)
     assert [alive for _, alive in second] == pytest.approx([0.9025, 0.0025], abs=0.01)
