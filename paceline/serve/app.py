@@ -2,7 +2,8 @@
 
     GET  /v1/models, /v1/models/{id}        POST /v1/completions, /v1/chat/completions
     GET  /v1/speculation
-    GET  /health, /ready, /metrics          (these three need no API key)
+    GET  /health, /ready, /metrics          (no API key is needed from here on)
+    GET  /, /stats                          the dashboard and its figures
 
 Knows starlette. Knows nothing of processes, sockets or how text is made (`paceline.serve.routes`).
 """
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import InvalidRequest, ModelNotFound, RequestError, Unauthorized
+from paceline.serve import dashboard
 from paceline.serve.asgi import JSON, header, send_error
 from paceline.serve.metrics import CONTENT_TYPE
 from paceline.serve.responses import model_body, model_list, openai_error
@@ -42,6 +44,8 @@ def create_app(front: Front) -> ASGIApp:
             Route("/health", routes.health, methods=["GET"]),
             Route("/ready", routes.health, methods=["GET"]),
             Route("/metrics", routes.metrics, methods=["GET"]),
+            Route("/", routes.dashboard, methods=["GET"]),
+            Route("/stats", routes.stats, methods=["GET"]),
         ],
         exception_handlers={
             HTTPException: _on_http_error,
@@ -84,6 +88,16 @@ class _Plain:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._front.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def dashboard(self, request: Request) -> Response:
+        return Response(dashboard.PAGE, media_type="text/html", headers=dashboard.HEADERS)
+
+    async def stats(self, request: Request) -> Response:
+        front = self._front
+        body = dashboard.stats_body(front.serving().name, front.speculation, front.engine.stats)
+        return Response(
+            msgspec.json.encode(body), media_type=JSON, headers={"cache-control": "no-store"}
+        )
 
     def _model(self) -> dict[str, object]:
         model = self._front.serving()
