@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | generate | bench | check-drafter | simulate | replay`.
+"""The command line: `paceline serve | generate | bench | compare | tune | check-drafter | ...`.
 
 Flags are made from the fields of frozen configuration values, so a field and its flag cannot drift
 apart. Errors that the user can mend are one line on stderr and exit code 2, never a traceback.
@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
         options |= _kind(hints[each.name])
         if meta.get("choices"):
             options |= {"choices": meta["choices"], "metavar": None}
-        parser.add_argument("--" + each.name.replace("_", "-"), **options)
+        parser.add_argument("--" + each.name.rstrip("_").replace("_", "-"), **options)
 
 
 def _help(text: str, default: object) -> str:
@@ -108,9 +108,23 @@ def _replay(arguments: argparse.Namespace) -> int:
     return run_replay(make(ReplayConfig, arguments))
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from paceline.bench.compare import CompareConfig, compare
+
+    return compare(make(CompareConfig, arguments))
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from paceline.bench.tune import TuneConfig, tune
+
+    return tune(make(TuneConfig, arguments))
+
+
 def _parser() -> argparse.ArgumentParser:
     from paceline import __version__
+    from paceline.bench.compare import CompareConfig
     from paceline.bench.config import BenchConfig
+    from paceline.bench.tune import TuneConfig
     from paceline.check_drafter import CheckConfig
     from paceline.config import EngineConfig, ServerConfig
     from paceline.generate import GenerateConfig
@@ -127,6 +141,18 @@ def _parser() -> argparse.ArgumentParser:
         ("serve", "serve a model over the OpenAI API", _serve, [EngineConfig, ServerConfig]),
         ("generate", "generate text without a server", _generate, [EngineConfig, GenerateConfig]),
         ("bench", "measure any OpenAI server under load", _bench, [BenchConfig]),
+        (
+            "compare",
+            "measure several servers under the same load in turn, and what each loses to the best",
+            _compare,
+            [CompareConfig],
+        ),
+        (
+            "tune",
+            "turn the result of compare into a schedule of draft tokens, for several engines",
+            _tune,
+            [TuneConfig],
+        ),
         (
             "check-drafter",
             "measure whether an EAGLE-3 drafter fits a model, and how its file is to be read",

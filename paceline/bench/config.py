@@ -19,7 +19,7 @@ APIS = ("chat", "completions")
 ARRIVALS = ("closed", "poisson")
 
 
-def _flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
+def flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
@@ -27,44 +27,44 @@ def _flag(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
 class BenchConfig:
     """What the user asked of the load generator. Raises ConfigError for values without sense."""
 
-    server_url: str = _flag(
+    server_url: str = flag(
         "http://127.0.0.1:30000", "address of the server, with or without /v1 at its end"
     )
-    api: str = _flag("chat", "endpoint that gets the requests", choices=APIS)
-    model: str | None = _flag(None, "model name to send (default: the first of /v1/models)")
-    api_key: str | None = _flag(
+    api: str = flag("chat", "endpoint that gets the requests", choices=APIS)
+    model: str | None = flag(None, "model name to send (default: the first of /v1/models)")
+    api_key: str | None = flag(
         None,
         "sent as a bearer token (also read from PACELINE_API_KEY); never written to the result",
     )
-    concurrency: tuple[int, ...] = _flag(
+    concurrency: tuple[int, ...] = flag(
         (1, 10), "requests in flight at most, one level for each number"
     )
-    requests_per_level: int = _flag(10, "requests of one level")
-    warmup: int = _flag(5, "requests before the first level; not measured, but a failed one counts")
-    max_tokens: int = _flag(512, "tokens to generate for each request")
-    ignore_eos: bool = _flag(
+    requests_per_level: int = flag(10, "requests of one level")
+    warmup: int = flag(5, "requests before the first level; not measured, but a failed one counts")
+    max_tokens: int = flag(512, "tokens to generate for each request")
+    ignore_eos: bool = flag(
         True,
         "ask for exactly --max-tokens tokens; left out by itself if the server rejects the field",
     )
-    temperature: float = _flag(0.0, "sampling temperature; 0 is greedy")
-    seed: int = _flag(
+    temperature: float = flag(0.0, "sampling temperature; 0 is greedy")
+    seed: int = flag(
         0, "fixes the choice of prompts, Poisson arrivals and (above temperature 0) sampling"
     )
-    prompts: str | None = _flag(
+    prompts: str | None = flag(
         None,
         'file of prompts: JSON lines with "prompt" or "messages", or plain text with one prompt '
         "a line (default: built-in prompts)",
     )
-    arrivals: str = _flag(
+    arrivals: str = flag(
         "closed",
         "closed: a new request as soon as one ends; poisson: at random moments, --rate a second",
         choices=ARRIVALS,
     )
-    rate: float | None = _flag(None, "requests a second, for --arrivals poisson")
-    timeout: float = _flag(600.0, "seconds after which a request has failed")
-    extra_body: str | None = _flag(None, "JSON object merged into the body of each request")
-    save_texts: bool = _flag(False, "keep the text of every request in the result")
-    output: str | None = _flag(
+    rate: float | None = flag(None, "requests a second, for --arrivals poisson")
+    timeout: float = flag(600.0, "seconds after which a request has failed")
+    extra_body: str | None = flag(None, "JSON object merged into the body of each request")
+    save_texts: bool = flag(False, "keep the text of every request in the result")
+    output: str | None = flag(
         None, "JSON file for the result (default: results/bench-<timestamp>.json)"
     )
 
