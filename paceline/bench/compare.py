@@ -10,13 +10,14 @@ import asyncio
 import dataclasses
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
-import paceline
 from paceline.bench.comparison import Cell, Grid, document, table
 from paceline.bench.config import BenchConfig, flag
 from paceline.bench.envelope import draw
@@ -87,6 +88,7 @@ def compare(config: CompareConfig) -> int:
         print(text, file=sys.stderr, flush=True)
 
     code = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the children end with us
     try:
         with running(arms, common, say) as urls:
             measure(config, urls, prompts, grid=grid, say=say)
@@ -141,7 +143,7 @@ def measure(
 
 def _about(config: CompareConfig, arms: Sequence[Arm], started: datetime) -> dict[str, object]:
     return {
-        "version": paceline.__version__,
+        "version": version("paceline"),
         "started": started.isoformat(timespec="seconds"),
         "config": dataclasses.asdict(config),
         "servers": {arm.name: arm.url or list(arm.flags) for arm in arms},
