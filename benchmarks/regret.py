@@ -5,11 +5,12 @@
 
 The demo model in bfloat16 with the n-gram drafter (--weak: with an EAGLE-3 drafter of random
 weights, whose drafts are never right), in one process without HTTP; one engine an arm,
-of which one at a time works, A B C A B C. Each level is a closed loop of four requests for each
-that runs at a time, so that what one saves is used by the next. `plain again` is a second plain
-engine: what it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the
-best arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of the
-sampled token fall either way as batches differ: texts that differ are counted, not failed.
+of which one at a time works, A B C A B C. Each level is a closed loop of three requests for each
+that runs at a time (twelve at least), so that what one saves is used by the next. `plain again` is
+a second plain engine: what it differs from `plain` is the noise. Regret of an arm at a level: 1 -
+its rate / the best arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets
+near ties of the sampled token fall either way as batches differ: texts that differ are counted, not
+failed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from upkeep import random_drafter
 from paceline import LLM, SamplingParams
 from paceline.types import AddRequest
 
-TURNS = 4  # requests of a level, times its concurrency
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"speculative_policy": "off"},
     "static 3": {"speculative_policy": "static", "speculative_num_steps": 3},
@@ -104,7 +104,7 @@ def measure(
             for turn in range(rounds):
                 texts = []
                 for name, llm in llms.items():
-                    batch = prompts(llm, workload, TURNS * level, turn)
+                    batch = prompts(llm, workload, max(3 * level, 12), turn)
                     started = time.perf_counter()
                     done = closed_loop(llm, batch, level, tokens)
                     rates[name].append(len(batch) * tokens / (time.perf_counter() - started))

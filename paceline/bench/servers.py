@@ -46,7 +46,9 @@ def arms_of(text: str, servers: Sequence[str]) -> list[Arm]:
     for pair in servers:
         name, equals, url = pair.partition("=")
         if not equals or not name or not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--server {pair!r} must be NAME=URL, as sglang=http://127.0.0.1:8000")
+            raise ConfigError(
+                f"--server {pair!r} must be NAME=URL, as sglang=http://127.0.0.1:8000"
+            )
         arms.append(Arm(name=name, url=url))
     if not arms:
         raise ConfigError("nothing to compare: give --arms or --server NAME=URL")

@@ -169,7 +169,5 @@ def _numbered(kept: list[tuple[list[int], float]]) -> Grown:
     return Grown(
         tokens=tuple(token for (_, token, _), _ in kept),
         parents=tuple(number[parent] for (_, _, parent), _ in kept),
-        confidence=tuple(
-            math.exp(min(path - worth[parent], 0.0)) for (_, _, parent), path in kept
-        ),
+        confidence=tuple(math.exp(min(path - worth[parent], 0.0)) for (_, _, parent), path in kept),
     )

@@ -57,6 +57,33 @@ class _Lean:
     group: float = 1.0
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Tokens gained by drafts over those expected; what is known fades, towards 1."""
+
+    MEMORY = 150.0  # expected tokens
+    SHRINK = 20.0  # expected tokens that must be seen before it is believed half
+    FORGET = 0.999  # each step, so that drafts are tried again some day
+    RANGE = (0.2, 1.5)
+
+    gained: float = 0.0
+    expected: float = 0.0
+
+    def observe(self, gained: float, expected: float) -> None:
+        fade = 1 - min(expected / self.MEMORY, 1.0)
+        self.gained = self.gained * fade + gained
+        self.expected = self.expected * fade + expected
+
+    def fade(self) -> None:
+        self.gained *= self.FORGET
+        self.expected *= self.FORGET
+
+    @property
+    def value(self) -> float:
+        value = (self.gained + self.SHRINK) / (self.expected + self.SHRINK)
+        return min(max(value, self.RANGE[0]), self.RANGE[1])
+
+
 class Acceptance:
     """Learns from outcomes. Keys tell requests apart; whoever leaves is forgotten."""
 
@@ -64,7 +91,7 @@ class Acceptance:
     OWN = 30  # trials of one request
     SHRINK = 2.0  # hits that a request must show before it is believed half
     FORGET = 0.995  # what a request keeps of its evidence each step, drafting or not
-    EVERY = 8  # steps after which snapshots say what is new; sooner if it is an eighth of all
+    EVERY = 16  # steps after which snapshots say what is new; sooner if it is an eighth of all
     WEIGHT = 5.0  # trials that the first guess is worth
 
     def __init__(self) -> None:
@@ -76,6 +103,7 @@ class Acceptance:
             for i in range(RANKS)
         ]
         self._offered = _Rate(weight, weight, self.MEMORY)
+        self._kept = _Kept()
         self._leans: dict[Hashable, _Lean] = {}
         self.confidence = Confidence()
         self._latest = Survival()
@@ -102,11 +130,16 @@ class Acceptance:
                 self._ranks[place - 1].observe(hit)
             self._rates[position].observe(rank > 0)
 
+    def gained(self, tokens: int, expected: float) -> None:
+        """A step's drafts gained so many tokens. expected: as if `Survival.kept` were 1."""
+        self._kept.observe(tokens, expected)
+
     def fade(self) -> None:
         """A step has passed: what is known of single requests is a little older."""
         for lean in self._leans.values():
             lean.hits *= self.FORGET
             lean.expected *= self.FORGET
+        self._kept.fade()
         self.confidence.fade()
         self._steps += 1
         fresh = self._seen - self._said
@@ -143,5 +176,6 @@ class Acceptance:
             rates=tuple(rate.value for rate in self._rates),
             ranks=tuple(rate.value for rate in self._ranks),
             offered=self._offered.value,
+            kept=self._kept.value,
             groups=self._latest.groups,
         )

@@ -3,13 +3,15 @@
 It maximises expected tokens per second (or what `--objective` says). With B decoding rows, of which
 the N drafts most likely to survive are verified,
 
-    rate(N) = (B + offered * sum of their survival) /
+    rate(N) = (B + worth * sum of their survival) /
               (drafting(their levels) + step(B + prompt tokens + offered * N, context))
 
 and N = 0, a plain step at its own cost, is always a candidate. Whoever owns them, drafts compete by
 survival (`paceline.plan.search`), so rows carry different widths, 0 included. Which drafts are
 verified is seen once they are made: those not below the choice's floor, the best ones first. Trees
-of fixed shapes compete as well where the drafter makes trees.
+of fixed shapes compete as well where the drafter makes trees. `worth` is the share of rows whose
+drafter has something to offer, times what drafts have gained lately over what was expected of them:
+a search for the best among estimates finds those that are too good.
 
 Two rules beside it. What is not chosen stays unknown: while steps are plain, now and then one row
 carries a draft, so seldom that it costs `PROBING` of the time. And the depth changes once what
@@ -48,7 +50,7 @@ from paceline.plan.survival import Survival
 SWITCH = 0.25  # of a step's worth, lost by staying, before the depth changes
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
 SOONEST_PROBE = 8  # steps
-ALIKE = 16  # tokens of context of a row: so far apart, loads are looked at anew
+ALIKE = 32  # tokens of context of a row: so far apart, loads are looked at anew
 
 ALL = np.ones(1)  # all that draft have drafts that are likely enough; or a single draft
 _score = attrgetter("score")
@@ -112,11 +114,10 @@ class Adaptive:
         Loads are alike if they differ in context by a few tokens a row, and in nothing else that
         counts. So the choice depends on the load alone, whether it was remembered or not.
         """
-        load = replace(load, context_tokens=_rounded(load))
-        key = (load.decodes, load.prefill_tokens, load.rows, load.context_tokens, load.survival,
-               load.pace)  # fmt: skip
+        context = _rounded(load)
+        key = (load.decodes, load.prefill_tokens, load.rows, context, load.survival, load.pace)
         if not self._latest or self._latest[0][0] != key:
-            self._latest[:] = [(key, self._look(load))]
+            self._latest[:] = [(key, self._look(replace(load, context_tokens=context)))]
         return self._latest[0][1]
 
     def _look(self, load: Load) -> _Outlook:
@@ -174,7 +175,7 @@ class Adaptive:
             [self.costs.drafting(nodes_of(d, branching, n, rows)) for d, n in shapes]
         )
         found = np.array([gains[d][n - 1] for d, n in shapes])
-        tokens = np.stack((1 + load.survival.offered * found, np.ones(len(shapes))))
+        tokens = np.stack((1 + load.survival.worth * found, np.ones(len(shapes))))
         each = np.array([rows, load.decodes - rows], dtype=float)
         scores = self.objective.score(each, tokens, seconds).tolist()
         for (depth, size), gain, time, score in zip(
@@ -192,7 +193,6 @@ class Adaptive:
         each = (option.tokens - other) / drafting if drafting else 1.0
         rows, tokens = np.array([drafting, other], dtype=float), np.array([each, 1.0])
         return float(self.objective.score(rows, tokens, np.array(option.seconds)))
-
 
 
 def _rounded(load: Load) -> int:
@@ -213,7 +213,7 @@ def _alike(load: Load, shape: DraftShape, *, width: int, gain: float, seconds: f
         shape=shape,
         widths=(width,) * len(groups) if width else (),
         floor=0.0,
-        tokens=load.decodes + load.survival.offered * gain * drafting,
+        tokens=load.decodes + load.survival.worth * gain * drafting,
         seconds=seconds,
     )
 

@@ -36,7 +36,7 @@ def forecast(costs: CostTable, load: Load, choice: Choice) -> Forecast:
         nodes, drafts, gain = _chains(load, choice, widths)
     seconds = float(StepTimes(costs, load)(np.array([drafts]), np.ones(1))[0])
     return Forecast(
-        tokens=load.decodes + load.survival.offered * gain,
+        tokens=load.decodes + load.survival.worth * gain,
         seconds=seconds + costs.drafting(nodes),
     )
 
@@ -60,9 +60,7 @@ def _chains(
     return [count for count in nodes if count], drafts, gain
 
 
-def _trees(
-    load: Load, choice: Choice, widths: tuple[float, ...]
-) -> tuple[list[int], float, float]:
+def _trees(load: Load, choice: Choice, widths: tuple[float, ...]) -> tuple[list[int], float, float]:
     """The same for trees, all of one size: `Choice.widths` of trees do not differ."""
     rows = sum(count for _, count in load.survival.groups)
     size, shape = int(widths[0]) if widths else 0, choice.shape

@@ -108,7 +108,7 @@ class Chains:
         """(G + 1, D, K): expected of one row of each group, and of one that may not draft."""
         own = self.group == np.arange(len(self.rows) + 1)[:, None]  # (G + 1, K)
         gains = ((self.part * self.alive * own)[:, None] * self.mask).cumsum(axis=2)
-        return np.asarray(1 + self.load.survival.offered * gains)
+        return np.asarray(1 + self.load.survival.worth * gains)
 
     def _seconds(self) -> Array:
         """(D, K), every group that drafts at all drafting to the full depth."""

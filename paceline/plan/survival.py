@@ -26,7 +26,8 @@ class Survival:
     rates: acceptance by position of drafts whose predecessors were accepted. ranks: probability
     that the target's token is the i-th best child of an accepted node. offered: share of the drafts
     that may be drafted which the drafter really proposes. groups: (lean, rows): the decoding rows
-    that may draft, by how much more or less than the average their drafts are accepted.
+    that may draft, by how much more or less than the average their drafts are accepted. kept: what
+    drafts have gained lately, in tokens, over what was expected of them: whatever else is wrong.
 
     trust: acceptance of a draft by tenth of the drafter's confidence in it. positions: a factor to
     it by position. spread: for each position the drafts that are proposed there, by the survival of
@@ -37,9 +38,16 @@ class Survival:
     ranks: tuple[float, ...] = ()
     offered: float = 1.0
     groups: tuple[tuple[float, int], ...] = ()
+    kept: float = 1.0
     trust: tuple[float, ...] = TENTHS
     positions: tuple[float, ...] = (1.0,) * DEPTH
     spread: tuple[Classes, ...] = ()
+
+    @property
+    def worth(self) -> float:
+        """Tokens to expect for each that drafts would gain if all were offered and as likely as
+        they look."""
+        return self.offered * self.kept
 
     def of(self, lean: float) -> tuple[float, ...]:
         """Survival by position of a request that leans so: never rising."""

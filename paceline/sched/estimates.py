@@ -80,6 +80,7 @@ class Estimates:
         self._spread(plan.shape, [done.proposed for done in result.rows if done.proposed])
         self.acceptance.fade()
         if plan.choice.reason not in (NOBODY, PROBE):
+            self._gained(result)
             stays = plan.shape.depth == self._latest.depth
             self._missed = max(self._missed + plan.choice.missed, 0.0) if stays else 0.0
             self._latest = plan.shape
@@ -93,6 +94,14 @@ class Estimates:
         self._steps += 1
         if self._steps % self.acceptance.EVERY == 0:
             self._pace = self.pace.snapshot()
+
+    def _gained(self, result: StepResult) -> None:
+        """What drafts gained, where the policy had said what to expect."""
+        plan, expected = result.plan, result.plan.choice.predicted_tokens
+        if plan.shape.depth and expected is not None:
+            gained = sum(done.accepted for done in result.rows)
+            promised = (expected - plan.load.decodes) / plan.load.survival.kept
+            self.acceptance.gained(gained, promised)
 
     def _spread(self, shape: DraftShape, proposed: Sequence[Sequence[float]]) -> None:
         """How sure the drafter is of its chains. A part of a large step tells it as well."""

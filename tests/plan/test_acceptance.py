@@ -76,6 +76,26 @@ def test_ranks_of_trees_and_what_is_not_offered() -> None:
     assert survival.rates[0] == pytest.approx(0.8, abs=0.06)
 
 
+@given(st.floats(0.2, 1.5))
+def test_what_drafts_bring_against_what_was_expected_is_learnt_and_forgotten(share: float) -> None:
+    known = Acceptance()
+    assert known.snapshot([]).kept == 1.0
+    rng = random.Random(2)
+    for _ in range(2000):
+        known.gained(rng.random() < 0.5 * share, 0.5)
+        known.fade()
+    known.refresh()
+    assert known.snapshot([]).kept == pytest.approx(share, abs=0.25)
+    for _ in range(5000):
+        known.fade()
+    known.refresh()
+    assert known.snapshot([]).kept == pytest.approx(1.0, abs=0.06)
+
+
+def test_a_choice_counts_on_what_drafts_have_kept() -> None:
+    assert Survival(offered=0.5, kept=0.8).worth == pytest.approx(0.4)
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 2))
 def test_survival_never_rises(rates: list[float], lean: float) -> None:
     found = Survival(rates=tuple(rates)).of(lean)

@@ -37,9 +37,10 @@ def test_goodput_counts_only_who_is_served_in_time() -> None:
     seconds = np.array([0.012, 0.010])
     assert Goodput(0.011).score(ROWS, tokens, seconds).argmax() == 1
     assert Goodput(0.013).score(ROWS, tokens, seconds).argmax() == 0
-    assert Goodput(1e-6).score(ROWS, tokens, seconds).argmax() == Latency().score(
-        ROWS, tokens, seconds
-    ).argmax()
+    assert (
+        Goodput(1e-6).score(ROWS, tokens, seconds).argmax()
+        == Latency().score(ROWS, tokens, seconds).argmax()
+    )
 
 
 def test_read_from_text() -> None:
