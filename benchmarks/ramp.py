@@ -25,7 +25,7 @@ import torch
 from regret import ARMS, engines, prompts
 
 from paceline import LLM, SamplingParams
-from paceline.plan.step import NOBODY, PROBE
+from paceline.plan.step import UNFREE
 from paceline.types import AddRequest
 
 PHASES = (1, 2, 4, 32, 8, 16, 32, 16, 1, 8, 2, 1)
@@ -59,7 +59,7 @@ def ramp(llm: LLM, turn: int, tokens: int) -> dict[str, Any]:
                 running -= delta.finish is not None
                 failed += delta.error is not None
             said = llm.engine.stats.speculation
-            if said.reason not in (NOBODY, PROBE):
+            if said.reason not in UNFREE:
                 changes += said.depth != depth
                 depth = said.depth
         seconds.append(time.perf_counter() - started)

@@ -5,12 +5,12 @@
 
 The demo model in bfloat16 with the n-gram drafter (--weak: with an EAGLE-3 drafter of random
 weights, whose drafts are never right), in one process without HTTP; one engine an arm,
-of which one at a time works, A B C A B C. Each level is a closed loop of three requests for each
-that runs at a time (twelve at least), so that what one saves is used by the next. `plain again` is
-a second plain engine: what it differs from `plain` is the noise. Regret of an arm at a level: 1 -
-its rate / the best arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets
-near ties of the sampled token fall either way as batches differ: texts that differ are counted, not
-failed.
+of which one at a time works, A B C B C A. Each turn is a closed loop of three requests for each
+that runs at a time, so that what one saves is used by the next; at few requests a round has several
+turns, since a machine's speed drifts within seconds. `plain again` is a second plain engine: what
+it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the best arm's
+(without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of the sampled
+token fall either way as batches differ: texts that differ are counted, not failed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from upkeep import random_drafter
 from paceline import LLM, SamplingParams
 from paceline.types import AddRequest
 
+REQUESTS = 18  # of a round at the least, about
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"speculative_policy": "off"},
     "static 3": {"speculative_policy": "static", "speculative_num_steps": 3},
@@ -101,17 +102,22 @@ def measure(
         for level in levels:
             rates: dict[str, list[float]] = {name: [] for name in llms}
             differing = 0
-            for turn in range(rounds):
-                texts = []
-                for name, llm in llms.items():
-                    batch = prompts(llm, workload, max(3 * level, 12), turn)
-                    started = time.perf_counter()
-                    done = closed_loop(llm, batch, level, tokens)
-                    rates[name].append(len(batch) * tokens / (time.perf_counter() - started))
-                    texts.append(list(done.values()))
-                differing += sum(
-                    a != b for other in texts[1:] for a, b in zip(texts[0], other, strict=True)
-                )
+            for number in range(rounds):
+                seconds = dict.fromkeys(llms, 0.0)
+                for turn in range(turns := max(REQUESTS // (3 * level), 1)):
+                    texts, order = {}, list(llms)
+                    for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                        batch = prompts(llms[name], workload, 3 * level, turns * number + turn)
+                        started = time.perf_counter()
+                        texts[name] = list(closed_loop(llms[name], batch, level, tokens).values())
+                        seconds[name] += time.perf_counter() - started
+                    differing += sum(
+                        a != b
+                        for name in llms
+                        for a, b in zip(texts["plain"], texts[name], strict=True)
+                    )
+                for name, took in seconds.items():
+                    rates[name].append(3 * level * turns * tokens / took)
             said = llms["adaptive"].engine.stats.speculation
             result[workload][str(level)] = summary(rates) | {
                 "texts_differing": differing,

@@ -24,7 +24,7 @@ from paceline.plan.arms import HELP, policy_of_arm
 from paceline.plan.cost import CostTable
 from paceline.plan.forecast import forecast
 from paceline.plan.policy import SpeculationPolicy
-from paceline.plan.step import NOBODY, PROBE, Choice, Load
+from paceline.plan.step import UNFREE, Choice, Load
 from paceline.trace import Record, read_trace
 
 RECORDED = "recorded"
@@ -56,7 +56,7 @@ class Tally:
         self.seconds += expected.seconds
         self.steps += 1
         self.depths[choice.shape.depth] += 1
-        if choice.reason not in (NOBODY, PROBE):
+        if choice.reason not in UNFREE:
             self.changes += self._depth not in (-1, choice.shape.depth)
             self._depth = choice.shape.depth
 

@@ -36,6 +36,7 @@ from paceline.plan.cost import CostTable
 from paceline.plan.objective import THROUGHPUT, Objective
 from paceline.plan.search import IMPOSSIBLE, Chains, Option, StepTimes
 from paceline.plan.step import (
+    NO_ROOM,
     NOBODY,
     PLAIN,
     PROBE,
@@ -95,6 +96,8 @@ class Adaptive:
         outlook = self._outlook(load)
         if not load.decodes:
             return _choice(outlook.plain, NOBODY)
+        if load.room < 1:
+            return _choice(outlook.plain, NO_ROOM)
         best = outlook.best
         here = [c for c in outlook.candidates if c.depth == load.latest.depth]
         stays = max(here, key=_score, default=best)
@@ -115,9 +118,12 @@ class Adaptive:
         counts. So the choice depends on the load alone, whether it was remembered or not.
         """
         context = _rounded(load)
-        key = (load.decodes, load.prefill_tokens, load.rows, context, load.survival, load.pace)
+        room = min(load.room, self.budget, load.decodes * self.most.drafts)
+        key = (load.decodes, load.prefill_tokens, load.rows, context, room, load.survival,
+               load.pace)  # fmt: skip
         if not self._latest or self._latest[0][0] != key:
-            self._latest[:] = [(key, self._look(replace(load, context_tokens=context)))]
+            alike = replace(load, context_tokens=context, room=room)
+            self._latest[:] = [(key, self._look(alike))]
         return self._latest[0][1]
 
     def _look(self, load: Load) -> _Outlook:
@@ -126,7 +132,7 @@ class Adaptive:
         if not load.decodes:
             return _Outlook(plain, plain, 0, ())
         candidates = [_Candidate(0, self._score(load, plain), partial(_same, plain))]
-        if load.survival.groups:
+        if load.survival.groups and load.room > 0:
             candidates += self._chains(load, times)
             candidates += self._trees(load, times)
         probe = self._probe(load, times)
@@ -140,10 +146,10 @@ class Adaptive:
     # What could be done ---------------------------------------------------------------------------
 
     def _chains(self, load: Load, times: StepTimes) -> Iterator[_Candidate]:
-        depth, budget = self.most.depth, self.budget
         chains = Chains(
-            self.costs, load, times, depth=depth, budget=budget, objective=self.objective
-        )
+            self.costs, load, times, depth=self.most.depth, budget=load.room,
+            objective=self.objective,
+        )  # fmt: skip
         for depth, score in enumerate(chains.scores.tolist(), start=1):
             if score > IMPOSSIBLE:
                 yield _Candidate(depth, score, cache(partial(chains.option, depth)))
@@ -165,7 +171,7 @@ class Adaptive:
             return
         rows = sum(count for _, count in load.survival.groups)
         ranks = ranks_of(load.survival, branching)
-        sizes = [n for n in _sizes(self.most.drafts) if 2 <= n <= self.budget // rows]
+        sizes = [n for n in _sizes(self.most.drafts) if 2 <= n <= load.room // rows]
         shapes = [(d, n) for d in range(1, self.most.depth + 1) for n in sizes if d <= n]
         gains = {d: tree_gains(ranks, d, self.most.drafts) for d, _ in shapes}
         shapes = [(d, n) for d, n in shapes if n <= len(gains[d])]

@@ -36,8 +36,12 @@ class DraftShape:
 
 
 PLAIN = DraftShape()
+PLENTY = 1 << 30  # draft tokens: more than anybody asks for
 NOBODY = "nobody decodes"  # the reason for steps of prompts alone, whatever the policy
+NO_ROOM = "no room beside the prompts"  # the reason for steps that are full without drafts
 PROBE = "probe"  # the reason for steps that find out what drafts are worth
+UNFREE = frozenset({NOBODY, NO_ROOM, PROBE})
+"""Reasons for a depth that says nothing of how deep the policy would draft if it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Load:
     survival: how likely drafts are to be accepted. pace: how fast the machine is at the moment.
     latest: the shape of the step before. plain_steps: steps since drafts were last verified.
     missed: what staying at that depth has cost since it was chosen, in steps (`Choice.missed`).
+    room: draft tokens for which the step has room beside its rows, about.
     """
 
     running: int
@@ -88,6 +93,7 @@ class Load:
     latest: DraftShape = PLAIN
     plain_steps: int = 0
     missed: float = 0.0
+    room: int = PLENTY
 
 
 NOTHING = Load(running=0, decodes=0, prefill_tokens=0, context_tokens=0, waiting=0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from paceline.plan.acceptance import Acceptance
 from paceline.plan.cost import PaceKeeper
 from paceline.plan.policy import SpeculationPolicy
-from paceline.plan.step import NOBODY, PLAIN, PROBE, Choice, DraftShape, Load, Row, StepResult
+from paceline.plan.step import PLAIN, PLENTY, UNFREE, Choice, DraftShape, Load, Row, StepResult
 from paceline.sched.prediction import PredictionErrors
 
 SAMPLED = 4  # chains of a step whose confidence is looked at
@@ -33,9 +33,11 @@ class Estimates:
         self._turn = 0
 
     def load(
-        self, rows: Sequence[Row], drafting: Mapping[int, float], *, running: int, waiting: int
-    ) -> Load:
-        """drafting: how the request of each slot whose row may draft leans (`Acceptance.lean`)."""
+        self, rows: Sequence[Row], drafting: Mapping[int, float], *, running: int, waiting: int,
+        room: int = PLENTY,
+    ) -> Load:  # fmt: skip
+        """drafting: how the request of each slot whose row may draft leans (`Acceptance.lean`).
+        room: draft tokens for which there is room."""
         decodes = sum(row.given == 1 and row.samples for row in rows)
         return Load(
             running=running,
@@ -49,6 +51,7 @@ class Estimates:
             latest=self._latest,
             plain_steps=self._plain_steps,
             missed=self._missed,
+            room=room,
         )
 
     def shares(self, choice: Choice, load: Load, drafting: Mapping[int, float]) -> dict[int, int]:
@@ -79,7 +82,7 @@ class Estimates:
                 self.acceptance.observe(request_id, row.drafts, done)
         self._spread(plan.shape, [done.proposed for done in result.rows if done.proposed])
         self.acceptance.fade()
-        if plan.choice.reason not in (NOBODY, PROBE):
+        if plan.choice.reason not in UNFREE:
             self._gained(result)
             stays = plan.shape.depth == self._latest.depth
             self._missed = max(self._missed + plan.choice.missed, 0.0) if stays else 0.0

@@ -134,8 +134,9 @@ class Scheduler:
             if row.given == 1 and row.samples and self._most_drafts(row, 1)
         }
         load = self.estimates.load(
-            rows, drafting, running=len(self.running), waiting=len(self.waiting)
-        )
+            rows, drafting, running=len(self.running), waiting=len(self.waiting),
+            room=self._room(rows, wanted),
+        )  # fmt: skip
         choice = self.policy.choose(load)
         rows = self._widen(rows, wanted, self.estimates.shares(choice, load, drafting))
         short = sum(wanted.values()) - self.pool.free
@@ -159,6 +160,16 @@ class Scheduler:
             admissions=tuple(admissions),
             page_updates=tuple(updates),
         )
+
+    def _room(self, rows: list[Row], wanted: Mapping[int, int]) -> int:
+        """Draft tokens that the step could carry, by its tokens and by pages: about.
+
+        A row's last page is half empty in the mean.
+        """
+        tokens = self.limits.max_batched_tokens - sum(row.given for row in rows)
+        pages = self.pool.free + self.prefix.evictable - sum(wanted.values())
+        size = self.pool.page_size
+        return max(min(tokens, pages * size + len(rows) * size // 2), 0)
 
     def _widen(
         self, rows: list[Row], wanted: dict[int, int], shares: Mapping[int, int]

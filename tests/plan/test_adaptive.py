@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from paceline.cache.pool import PagePool
 from paceline.plan.adaptive import SWITCH, Adaptive, tree_gains
 from paceline.plan.cost import CostTable, Curve
 from paceline.plan.step import (
+    NO_ROOM,
     PLAIN,
     Choice,
     DraftShape,
@@ -137,6 +139,19 @@ def test_a_weak_drafter_is_left_alone_but_for_probes() -> None:
 def _seconds(choice: Choice) -> float:
     assert choice.predicted_seconds is not None
     return choice.predicted_seconds
+
+
+@given(room=st.integers(0, 60), rows=st.integers(1, 20), branching=st.sampled_from([1, 3]))
+def test_no_more_is_planned_than_there_is_room_for(room: int, rows: int, branching: int) -> None:
+    most = RequestShape(depth=4, branching=branching, drafts=12 if branching > 1 else 4)
+    policy = Adaptive(table(0.0, 0.0), most, budget=10**6)
+    at = dataclasses.replace(load(((1.0, rows),), 0.9, missed=1.0), room=room)
+    choice = policy.choose(at)
+    assert choice.shape.budget <= room
+    if not room:
+        assert choice.reason == NO_ROOM and choice.predicted_tokens == rows
+    elif room >= rows * most.drafts:
+        assert choice.shape.budget > rows
 
 
 def test_a_spread_that_contradicts_itself_is_survived() -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from paceline.cache.pool import PagePool
 from paceline.plan.policy import Off
+from paceline.plan.step import StepPlan
 from paceline.sched.scheduler import Limits, Scheduler
 from paceline.types import AddRequest, Delta, FinishReason, SamplingParams
 from tests.sched.fake import FakeExecutor, plain_text
@@ -239,6 +240,37 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled_in_chunks() -> None:
         assert plan is not None
         assert sorted(row.given for row in plan.rows) == [1, 4]
         scheduler.commit(executor.execute(plan))
+
+
+def test_a_policy_is_told_for_how_many_drafts_there_is_room() -> None:
+    """A step full of prompts has none: nothing is promised that cannot come."""
+    scheduler = _scheduler(pages=40, page_size=2, batched=6, length=60)
+    executor = _fake(scheduler)
+    scheduler.add(_request("short", (1,), max_tokens=30, ignore_eos=True))
+    scheduler.commit(executor.execute(_plan(scheduler)))
+    plan = _plan(scheduler)
+    assert plan.load.room == 5
+    scheduler.commit(executor.execute(plan))
+    scheduler.add(_request("long", tuple(range(20)), max_tokens=1))
+    plan = _plan(scheduler)
+    assert plan.load.room == 0
+    scheduler.commit(executor.execute(plan))
+    assert 0 <= _plan_of_few_pages().load.room <= 4
+
+
+def _plan(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.plan_step()
+    assert plan is not None
+    return plan
+
+
+def _plan_of_few_pages() -> StepPlan:
+    """One request that holds nearly all pages."""
+    scheduler = _scheduler(pages=4, page_size=2, batched=8, length=8)
+    executor = _fake(scheduler)
+    scheduler.add(_request("a", (1, 2, 3, 4), max_tokens=4, ignore_eos=True))
+    scheduler.commit(executor.execute(_plan(scheduler)))
+    return _plan(scheduler)
 
 
 def test_a_thousand_requests_leave_memory_flat() -> None:
