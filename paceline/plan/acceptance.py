@@ -43,6 +43,12 @@ class _Rate:
         self.hits = self.hits * fade + hit
         self.trials = self.trials * fade + 1
 
+    def fade(self, by: float, least: float) -> None:
+        """A step has passed: what is known weighs less, but no less than so many trials."""
+        if self.trials * by > least:
+            self.hits *= by
+            self.trials *= by
+
     @property
     def value(self) -> float:
         return self.hits / self.trials
@@ -63,7 +69,7 @@ class _Kept:
 
     MEMORY = 150.0  # expected tokens
     SHRINK = 20.0  # expected tokens that must be seen before it is believed half
-    FORGET = 0.999  # each step, so that drafts are tried again some day
+    FORGET = 0.995  # each step, so that drafts are tried again some day
     RANGE = (0.2, 1.5)
 
     gained: float = 0.0
@@ -92,7 +98,9 @@ class Acceptance:
     SHRINK = 2.0  # hits that a request must show before it is believed half
     FORGET = 0.995  # what a request keeps of its evidence each step, drafting or not
     EVERY = 16  # steps after which snapshots say what is new; sooner if it is an eighth of all
-    WEIGHT = 5.0  # trials that the first guess is worth
+    WEIGHT = 5.0  # trials that the first guess is worth, and for a position the one before it
+    FADE = 0.99  # of what rates weigh, each step: what is seldom seen is soon believed
+    LEAST = 8.0  # trials; what was known of a drafter that is left alone does not fade away
 
     def __init__(self) -> None:
         rate, weight = GUESS, self.WEIGHT
@@ -141,6 +149,10 @@ class Acceptance:
             lean.expected *= self.FORGET
         self._kept.fade()
         self.confidence.fade()
+        for rate in (self._offered, self._rates[0], *self._ranks):
+            rate.fade(self.FADE, self.LEAST)
+        for rate in self._rates[1:]:
+            rate.fade(self.FADE, 0.0)
         self._steps += 1
         fresh = self._seen - self._said
         if fresh > self._said // 8 or (fresh and self._steps % self.EVERY == 0):
@@ -173,9 +185,17 @@ class Acceptance:
         self.confidence.refresh()
         self._latest = dataclasses.replace(
             self.confidence.known,
-            rates=tuple(rate.value for rate in self._rates),
+            rates=self._by_position(),
             ranks=tuple(rate.value for rate in self._ranks),
             offered=self._offered.value,
             kept=self._kept.value,
             groups=self._latest.groups,
         )
+
+    def _by_position(self) -> tuple[float, ...]:
+        """Where little is known of a position, it is as the one before."""
+        found = [self._rates[0].value]
+        for rate in self._rates[1:]:
+            known = rate.hits + self.WEIGHT * found[-1]
+            found.append(known / (rate.trials + self.WEIGHT))
+        return tuple(found)

@@ -50,7 +50,7 @@ from paceline.plan.survival import Survival
 
 SWITCH = 0.25  # of a step's worth, lost by staying, before the depth changes
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
-SOONEST_PROBE = 8  # steps
+SOONEST_PROBE = 4  # steps
 ALIKE = 16  # tokens of context of a row: so far apart, loads are looked at anew
 
 ALL = np.ones(1)  # all that draft have drafts that are likely enough; or a single draft
