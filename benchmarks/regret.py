@@ -31,7 +31,7 @@ from upkeep import random_drafter
 from paceline import LLM, SamplingParams
 from paceline.types import AddRequest
 
-REQUESTS = 18  # of a round at the least, about
+REQUESTS = 30  # of a round at the least, about
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"speculative_policy": "off"},
     "static 3": {"speculative_policy": "static", "speculative_num_steps": 3},

@@ -51,7 +51,8 @@ from paceline.plan.survival import Survival
 SWITCH = 0.25  # of a step's worth, lost by staying, before the depth changes
 PROBING = 0.005  # share of time that plain steps spend on finding out whether drafts would survive
 SOONEST_PROBE = 4  # steps
-ALIKE = 16  # tokens of context of a row: so far apart, loads are looked at anew
+ALIKE, ALIKE_AT_LEAST = 16, 64
+"""Tokens of context, of a row and in all: so far apart, loads are looked at anew."""
 
 ALL = np.ones(1)  # all that draft have drafts that are likely enough; or a single draft
 _score = attrgetter("score")
@@ -202,8 +203,8 @@ class Adaptive:
 
 
 def _rounded(load: Load) -> int:
-    """Context to the nearest `ALIKE` tokens of each row."""
-    unit = ALIKE * max(load.rows, 1)
+    """Context to the nearest `ALIKE` tokens of each row, `ALIKE_AT_LEAST` in all."""
+    unit = max(ALIKE * load.rows, ALIKE_AT_LEAST)
     return (load.context_tokens + unit // 2) // unit * unit
 
 

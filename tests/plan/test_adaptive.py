@@ -45,7 +45,7 @@ def load(
 ) -> Load:  # fmt: skip
     rows = sum(count for _, count in groups)
     return Load(
-        running=rows, decodes=rows, prefill_tokens=prefill, context_tokens=208 * rows, waiting=0,
+        running=rows, decodes=rows, prefill_tokens=prefill, context_tokens=192 * rows, waiting=0,
         rows=rows, latest=latest, plain_steps=plain_steps, missed=missed,
         survival=Survival(
             rates=(rate,) * 8, ranks=(rate, rate / 4, rate / 8, rate / 16), offered=offered,
