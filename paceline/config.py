@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.types import TREE_WIDTH
 
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 ALGORITHMS = ("NONE", "NGRAM", "EAGLE3")
 POLICIES = ("adaptive", "off", "static", "threshold", "schedule")
@@ -64,7 +64,7 @@ class EngineConfig:
     dtype: str = flag("auto", "number format of weights and K/V (auto: bfloat16)", choices=DTYPES)
     load_format: str = flag(
         "auto",
-        "how weights are stored; dummy: random weights from the config alone",
+        "how weights are stored; dummy: random weights from config.json alone, the drafter's too",
         choices=LOAD_FORMATS,
     )
     max_model_len: int | None = flag(
@@ -77,6 +77,14 @@ class EngineConfig:
         None,
         "tokens of one step at most; longer prompts are "
         "prefilled in chunks (default: 128 on a CPU, else 2048)",
+    )
+    memory_fraction: float | None = flag(
+        None,
+        "share of the memory that weights leave free, for K/V (default: 0.9 on a GPU, 0.25 of a "
+        "host's)",
+    )
+    cuda_graph_max_tokens: int = flag(
+        512, "GPU: steps of up to so many tokens are replayed as CUDA graphs; 0: none are"
     )
     page_size: int = flag(16, "tokens of one K/V page")
     kv_tokens: int | None = flag(
@@ -149,6 +157,12 @@ class EngineConfig:
         read_with={"speculative_policy": ("schedule",)},
         required=True,
     )
+    synthetic_acceptance: float | None = flag(
+        None,
+        "for measurements with random weights: drafts are accepted by a draw, the first of a node "
+        "with this probability; what is generated then means nothing",
+        read_with=_DRAFTS,
+    )
     speculative_draft_layer_ids: str = flag(
         "auto",
         "which layers the checkpoint's layer ids mean: id (boundary) or id + 1 (output); "
@@ -173,6 +187,12 @@ class EngineConfig:
         _positive("--max-batched-tokens", self.max_batched_tokens, none_ok=True)
         _positive("--page-size", self.page_size)
         _positive("--kv-tokens", self.kv_tokens, none_ok=True)
+        most = self.cuda_graph_max_tokens
+        _require(most >= 0, "--cuda-graph-max-tokens", "0 or more", most)
+        share = self.memory_fraction
+        _require(share is None or 0 < share <= 1, "--memory-fraction", "above 0, up to 1", share)
+        drawn = self.synthetic_acceptance
+        _require(drawn is None or 0 <= drawn <= 1, "--synthetic-acceptance", "0 to 1", drawn)
 
     @property
     def policy(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.checkpoint import read_json, stored_tensors
 from paceline.errors import CheckpointError
 from paceline.model.config import ModelConfig
-from paceline.model.eagle_config import EagleConfig, eagle_config, readings
+from paceline.model.eagle_config import EagleConfig, eagle_config, readings, shapes_of
 from paceline.model.eagle_layout import shown
 
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -33,13 +33,13 @@ _SPELLINGS = {
 class DrafterCheckpoint:
     """A drafter on disk.
 
-    path: its directory. file: the weights, or the index of their shards. names: what each tensor
-    is called in the file, by the name of `draft_tensors`.
+    path: its directory. file: the weights, or the index of their shards; None: there are none, they
+    are made up. names: what each tensor is called in the file, by the name of `draft_tensors`.
     """
 
     path: Path
     config: EagleConfig
-    file: Path
+    file: Path | None
     names: Mapping[str, str]
 
 
@@ -49,20 +49,21 @@ class _Found:
 
     path: Path
     values: Mapping[str, Any]
-    file: Path
+    file: Path | None
     shapes: Mapping[str, tuple[int, ...]]
     names: Mapping[str, str]
 
 
 def open_drafter(
-    path: str, target: ModelConfig, *, layer_ids: str = "auto", norm_output: str = "auto"
-) -> DrafterCheckpoint:
+    path: str, target: ModelConfig, *, layer_ids: str = "auto", norm_output: str = "auto",
+    dummy: bool = False,
+) -> DrafterCheckpoint:  # fmt: skip
     """Find and check a drafter for this target. path: a directory with config.json and weights.
 
     layer_ids, norm_output: how to read keys that have two meanings, as `eagle_config` has them.
-    Raises CheckpointError.
+    dummy: config.json is enough, weights are made up. Raises CheckpointError.
     """
-    found = _find(path)
+    found = _find_config(path, target) if dummy else _find(path)
     config = eagle_config(
         found.values,
         found.shapes,
@@ -105,17 +106,32 @@ def canonical_names(names: Iterable[str], where: str) -> dict[str, str]:
     return found
 
 
+def _find_config(path: str, target: ModelConfig) -> _Found:
+    """A drafter without weights: its tensors are those that its config.json speaks of."""
+    directory = Path(path).expanduser()
+    try:
+        values = _values(directory)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    shapes = shapes_of(values, target, str(directory))
+    return _Found(path=directory, values=values, file=None, shapes=shapes, names={})
+
+
+def _values(directory: Path) -> Mapping[str, Any]:
+    if not directory.exists():
+        raise CheckpointError(
+            f"no drafter at {directory}: name a local directory with config.json and "
+            f"{_SAFETENSORS[0]} (Paceline downloads nothing)"
+        )
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory} is a file: name the drafter's directory")
+    return read_json(directory / "config.json")
+
+
 def _find(path: str) -> _Found:
     directory = Path(path).expanduser()
     try:
-        if not directory.exists():
-            raise CheckpointError(
-                f"no drafter at {path}: name a local directory with config.json and "
-                f"{_SAFETENSORS[0]} (Paceline downloads nothing)"
-            )
-        if not directory.is_dir():
-            raise CheckpointError(f"{path} is a file: name the drafter's directory")
-        values = read_json(directory / "config.json")
+        values = _values(directory)
         file, stored = _weights(directory)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None

@@ -42,12 +42,14 @@ class Engine:
         resolved: Resolved,
         checked: bool = False,
         trace: Trace = NO_TRACE,
+        synthetic_acceptance: float | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = scheduler
         self.resolved = resolved
         self.checked = checked
         self.trace = trace
+        self.synthetic_acceptance = synthetic_acceptance
         self._warned = False
 
     @classmethod
@@ -67,7 +69,13 @@ class Engine:
 
         policy = policy_of(config, costs)
         scheduler = make_scheduler(checkpoint, resolved, policy)
-        return cls(executor, scheduler, resolved=resolved, trace=_trace(config, costs))
+        return cls(
+            executor,
+            scheduler,
+            resolved=resolved,
+            trace=_trace(config, costs),
+            synthetic_acceptance=config.synthetic_acceptance,
+        )
 
     def close(self) -> None:
         """No step comes any more."""
@@ -80,9 +88,11 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
-        speculation = stats.speculation
-        if self.executor.drafter_rests:
-            speculation = msgspec.structs.replace(speculation, suspect=True)
+        speculation = msgspec.structs.replace(
+            stats.speculation,
+            suspect=stats.speculation.suspect or self.executor.drafter_rests,
+            synthetic_acceptance=self.synthetic_acceptance,
+        )
         return msgspec.structs.replace(
             stats,
             drafter_failures_total=self.executor.drafter_failures,
@@ -130,9 +140,15 @@ class Engine:
             description=(
                 f"{dtype} on {r.device}, {self.executor.kernels.name} kernels, "
                 f"up to {r.max_running} requests at a time, "
-                f"{self.executor.drafter.name} drafter"
+                f"{self.executor.drafter.name} drafter{self._warning}"
             ),
         )
+
+
+    @property
+    def _warning(self) -> str:
+        drawn = self.synthetic_acceptance
+        return "" if drawn is None else f", SYNTHETIC ACCEPTANCE {drawn:g}: texts mean nothing"
 
 
 def _trace(config: EngineConfig, costs: Callable[[], CostTable]) -> Trace:

@@ -17,10 +17,10 @@ from paceline.checkpoint import open_checkpoint
 from paceline.config import EngineConfig
 from paceline.engine import Engine
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.serve.assembler import TextAssembler
+from paceline.serve.assembler import NoText, TextAssembler
 from paceline.serve.chat import ChatTemplate
 from paceline.serve.expand import expand
-from paceline.serve.tokenizer import load_tokenizer
+from paceline.serve.tokenizer import Tokenizer, load_tokenizer
 from paceline.types import AddRequest, Delta, FinishReason, Progress, SamplingParams
 
 Prompt = str | Sequence[int]
@@ -41,7 +41,7 @@ class Completion:
 @dataclass(slots=True)
 class _Open:
     request: AddRequest
-    text: TextAssembler
+    text: TextAssembler | NoText
     parts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     cached_tokens: int = 0
@@ -50,17 +50,29 @@ class _Open:
 class LLM:
     """A model ready to generate. Keyword arguments are the fields of `EngineConfig`.
 
-    Raises ConfigError and CheckpointError with one line that says what to do.
+    skip_tokenizer_init: no tokenizer is looked for; prompts are token ids, texts are empty. Raises ConfigError and CheckpointError with one line that says what to do.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, skip_tokenizer_init: bool = False, **options: Any
+    ) -> None:
         config = EngineConfig(model=model, **options)
         checkpoint = open_checkpoint(config.model, config.load_format)
-        self.tokenizer = load_tokenizer(checkpoint)
+        self._tokenizer = None if skip_tokenizer_init else load_tokenizer(checkpoint)
         self.engine = Engine.start(config, checkpoint, _ignore)
         self._checkpoint = checkpoint
         self._requests = 0
         self._seeds = random.Random(config.seed)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest(
+                "there is no tokenizer (skip_tokenizer_init): prompts are token ids, without stop "
+                "strings",
+                param="prompt",
+            )
+        return self._tokenizer
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
@@ -115,8 +127,7 @@ class LLM:
         running: dict[str, _Open] = {}
         try:
             for request in requests:
-                text = TextAssembler(self.tokenizer, stop=request.params.stop, after=request.prompt)
-                running[request.id] = _Open(request, text)
+                running[request.id] = _Open(request, self._assembler(request))
                 _raise_if_failed(self.engine.add(request))
             while running:
                 for delta in self.engine.step():
@@ -124,6 +135,13 @@ class LLM:
         finally:
             self.engine.abort(tuple(running))
             self.engine.trace.flush()
+
+    def _assembler(self, request: AddRequest) -> TextAssembler | NoText:
+        if self._tokenizer is None and not request.params.stop:
+            return NoText()
+        return TextAssembler(
+            self.tokenizer, stop=request.params.stop, after=request.prompt
+        )
 
     def _apply(
         self, delta: Delta, running: dict[str, _Open]

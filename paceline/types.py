@@ -146,7 +146,8 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted. recent: accepted by attempts, over about the last thousand rows. shapes: in order of
     first use. suspect: hardly any draft is accepted (after 100 rows with drafts, under 1 % of the
     first ones lately), or the drafter fails at every step. prediction: of step times. reliability:
-    tenths of the expected acceptance, 0 to 10 % first.
+    tenths of the expected acceptance, 0 to 10 % first. synthetic_acceptance: drafts are accepted by
+    a draw of this probability, and what is generated means nothing; None: they are judged.
     """
 
     depth: int = 0
@@ -160,6 +161,7 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     suspect: bool = False
     prediction: PredictionStats = PredictionStats()
     reliability: tuple[ReliabilityStats, ...] = ()
+    synthetic_acceptance: float | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

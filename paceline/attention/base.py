@@ -55,7 +55,7 @@ class AttentionView:
     tile_starts: (R + 1,) int32 on the host side of the step too (`bounds`), token offsets.
     contexts: (R,) int32, committed positions before each tile.
     pages: (R, max_pages) int32, page table of each tile's request.
-    bounds: the same tile starts as plain ints; lengths of tiles never depend on the device.
+    bounds: the same tile starts as plain ints; empty where only the device knows them (graphs).
     tails: (R,) int32, positions from `contexts` on that the tile's masks speak of.
     hidden: leading positions of every request that nobody sees.
     """
@@ -128,6 +128,11 @@ class Kernels(Protocol):
     @property
     def name(self) -> str:
         """For logs: which kernels these are."""
+        ...
+
+    @property
+    def capturable(self) -> bool:
+        """Can a step of views without `bounds` be captured in a CUDA graph?"""
         ...
 
     def begin(self, view: AttentionView) -> Step: ...

@@ -25,6 +25,7 @@ class CpuKernels:
     """Implements `Kernels`. Raises `compiled.Unavailable` where the machine cannot."""
 
     name = "compiled CPU"
+    capturable = False
 
     def __init__(self, config: Geometry, max_length: int, cache_dtype: torch.dtype) -> None:
         # Importing compiles, or loads machine code from disk.

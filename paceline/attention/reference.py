@@ -26,6 +26,7 @@ class ReferenceKernels:
     """Implements `Kernels`."""
 
     name = "torch"
+    capturable = False
 
     def __init__(self, config: Geometry, max_length: int, device: torch.device) -> None:
         self.config = config
@@ -125,7 +126,7 @@ class ReferenceStep:
         trailing = index[None, :] - context
         lo = self.view.bounds[tile]
         if rows > TREE_WIDTH:
-            return keys, values, trailing <= row
+            return keys, values, (trailing <= row) & (index >= self.view.hidden)
         bits = self.view.ancestors[lo : lo + rows, None] >> trailing.clamp(min=0)
         seen = (trailing < 0) | ((bits & 1) == 1)
         return keys, values, seen & (index >= self.view.hidden)

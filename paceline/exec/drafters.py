@@ -82,9 +82,10 @@ class Eagle:
     """An EAGLE-3 drafter from its checkpoint. Implements `Recipe`."""
 
     checkpoint: DrafterCheckpoint
+    seed: int  # of weights that are made up
 
     def load(self, target: LlamaModel, dtype: torch.dtype, device: torch.device) -> Maker:
-        tensors = load_drafter(self.checkpoint, dtype=dtype, device=device)
+        tensors = load_drafter(self.checkpoint, dtype=dtype, device=device, seed=self.seed)
         return _LoadedEagle(build_drafter(self.checkpoint.config, tensors, target))
 
 
@@ -123,7 +124,9 @@ def _eagle(config: EngineConfig, target: Checkpoint) -> Recipe:
             target.config,
             layer_ids=config.speculative_draft_layer_ids,
             norm_output=config.speculative_draft_norm_output,
-        )
+            dummy=config.load_format == "dummy",
+        ),
+        seed=config.seed,
     )
 
 

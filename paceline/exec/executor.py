@@ -6,7 +6,7 @@ The story of a step, whatever its depth:
     proposed = drafter.propose(plan, slots)         nothing at depth 0
     drafts = proposed.best(plan)                    those that are worth their place
     batch = RaggedBatch.build(plan, drafts, slots)  tokens, positions, who sees whom
-    hidden, features = model.forward(batch)         writes K/V
+    hidden, features = target(batch)                writes K/V
     chosen = choose(logits)                         what is sampled at every node
     verdict = accept(chosen, drafts)                with no drafts this is sampling
     drafter.upkeep(batch, features, verdict)        the drafter's own K/V, of every token
@@ -29,6 +29,8 @@ from paceline.attention.base import Kernels, Step
 from paceline.exec.batch import RaggedBatch
 from paceline.exec.drafter import Drafter, Drafts, NoDrafter, walked
 from paceline.exec.slots import Slots
+from paceline.exec.synthetic import Judge, as_sampled
+from paceline.exec.target import EagerPass, GraphedPass, TargetPass
 from paceline.model.accept import Verdict, accept
 from paceline.model.llama import LlamaModel
 from paceline.model.sampling import choose
@@ -44,8 +46,9 @@ LONGEST_REST = 256  # steps
 class Executor:
     """A target model with its K/V storage (one tensor a layer), slot tables and drafter.
 
-    drafter_failures: times that the drafter failed; what it failed at goes without drafts, and a
-    drafter that fails again and again is asked ever more seldom.
+    judge: which drafts are right. graphs: of the target's pass, if there are any. drafter_failures:
+    times that the drafter failed; what it failed at goes without drafts, and a drafter that fails
+    again and again is asked ever more seldom.
     """
 
     model: LlamaModel
@@ -53,10 +56,17 @@ class Executor:
     caches: Sequence[torch.Tensor]
     slots: Slots
     drafter: Drafter = field(default_factory=NoDrafter)
+    judge: Judge = as_sampled
+    graphs: GraphedPass | None = None
     drafter_failures: int = 0
     _lost: set[int] = field(default_factory=set)  # slots that the drafter failed to follow
     _failed_in_a_row: int = 0
     _rest: int = 0  # steps for which the drafter is not asked
+    target: TargetPass = field(init=False)
+
+    def __post_init__(self) -> None:
+        eager = EagerPass(self.model, self.caches, self.drafter.boundaries)
+        self.target = self.graphs or eager
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -67,9 +77,7 @@ class Executor:
         drafts = proposed.best(plan)
         batch = RaggedBatch.build(plan, drafts, self.slots)
         step = self.kernels.begin(batch.view)
-        hidden, features = self.model.forward(
-            batch.tokens, step, self.caches, self.drafter.boundaries
-        )
+        hidden, features = self.target(batch, step)
         verdict = self._judge(batch, hidden, step)
         self._upkeep(batch, features, verdict)
         if batch.moves:
@@ -86,7 +94,8 @@ class Executor:
             return Verdict.none(hidden.device)
         logits = self.model.logits(hidden[batch.sample_index], step)
         chosen = choose(logits, batch.sampling, self.kernels)
-        return accept(chosen[batch.nodes], batch.drafts, batch.depth)
+        right = self.judge(chosen, batch.nodes, batch.drafts, batch.sampling)
+        return accept(right, batch.drafts, batch.depth)
 
     def _propose(self, plan: StepPlan) -> Drafts:
         """The drafter's drafts; none if it fails: a drafter can never harm a request."""

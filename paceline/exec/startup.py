@@ -23,6 +23,8 @@ from paceline.exec.drafters import Recipe, Resolved, recipe_of
 from paceline.exec.executor import Executor
 from paceline.exec.memory import CPU_SHARE, available_host_bytes, return_freed_host_memory
 from paceline.exec.slots import Slots
+from paceline.exec.synthetic import Judge, as_sampled, synthetic
+from paceline.exec.target import EagerPass, GraphedPass
 from paceline.model.config import ModelConfig
 from paceline.model.llama import LlamaModel, build_model
 from paceline.model.weights import load_weights
@@ -31,6 +33,13 @@ from paceline.types import Progress
 logger = logging.getLogger("paceline")
 
 OnProgress = Callable[[Progress], None]
+
+_DTYPES = {
+    "auto": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 CPU_BATCHED_TOKENS = 128  # a longer chunk gains nothing on a CPU and makes others wait
 GPU_BATCHED_TOKENS = 2048
@@ -56,15 +65,17 @@ def start(
         return assemble(config, target, recipe, on_progress)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            "out of device memory while loading: use a smaller model or drafter, lower --kv-tokens "
-            f"or free memory ({str(error).splitlines()[0]})"
+            "out of device memory while loading: use a smaller model or drafter, lower --memory-fraction "
+            f"or --kv-tokens, or free memory ({str(error).splitlines()[0]})"
         ) from None
 
 
 def load_target(config: EngineConfig, checkpoint: Checkpoint, on_progress: OnProgress) -> Target:
     """Read the model's weights."""
     device = _device(config.device)
-    dtype = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    dtype = _DTYPES[config.dtype]
+    if device.type == "cpu" and dtype == torch.float16:
+        raise ConfigError("--dtype float16 is for GPUs: leave it out, or take bfloat16 or float32")
     on_progress(Progress(stage="loading weights"))
     weights = load_weights(checkpoint, dtype=dtype, device=device, seed=config.seed)
     model = build_model(
@@ -95,35 +106,72 @@ def assemble(
     kernels = make_kernels(model.config, resolved)
     drafter = maker.make(resolved, make_kernels)
     layout = KVLayout(
-        pages=resolved.pages,
+        pages=resolved.pages + 1,  # the last one is nobody's: for what fills up a graph
         page_size=resolved.page_size,
         kv_heads=model.config.num_kv_heads,
         head_dim=model.config.head_dim,
         dtype=resolved.dtype,
     )
+    caches = [layout.allocate(target.device) for _ in model.layers]
     executor = Executor(
         model=model,
         kernels=kernels,
-        caches=[layout.allocate(target.device) for _ in model.layers],
+        caches=caches,
         slots=Slots.allocate(
             resolved.max_running,
             math.ceil(resolved.max_model_len / resolved.page_size),
             target.device,
         ),
         drafter=drafter,
+        judge=_judge(config),
+        graphs=_graphs(config, EagerPass(model, caches, drafter.boundaries), kernels, resolved),
     )
+    if executor.graphs is not None:
+        executor.graphs.capture(
+            lambda done, total: on_progress(
+                Progress(stage="capturing graphs", done=done, total=total)
+            )
+        )
     return executor, resolved
+
+
+def _graphs(
+    config: EngineConfig, eager: EagerPass, kernels: Kernels, resolved: Resolved
+) -> GraphedPass | None:
+    """Graphs of the target's pass, not captured yet; None where the kernels allow none."""
+    if not kernels.capturable or not config.cuda_graph_max_tokens:
+        return None
+    return GraphedPass(
+        eager,
+        kernels,
+        most=config.cuda_graph_max_tokens,
+        max_pages=math.ceil(resolved.max_model_len / resolved.page_size),
+        spare_page=resolved.pages,
+    )
+
+
+def _judge(config: EngineConfig) -> Judge:
+    if config.synthetic_acceptance is None:
+        return as_sampled
+    logger.warning(
+        "synthetic acceptance %g: drafts are accepted by a draw, and what is generated means nothing",
+        config.synthetic_acceptance,
+    )
+    return synthetic(config.synthetic_acceptance)
 
 
 def make_kernels(geometry: Geometry, resolved: Resolved) -> Kernels:
     """The fastest kernels that this machine can run."""
-    if resolved.device.type == "cpu":
-        try:
+    try:
+        if resolved.device.type == "cpu":
             from paceline.attention.cpu import CpuKernels
 
             return CpuKernels(geometry, resolved.max_model_len, resolved.dtype)
-        except (Unavailable, ImportError) as reason:
-            logger.warning("the torch kernels serve, several times slower: %s", reason)
+        from paceline.attention.gpu import GpuKernels
+
+        return GpuKernels(geometry, resolved.max_model_len, resolved.device)
+    except (Unavailable, ImportError) as reason:
+        logger.warning("the torch kernels serve, several times slower: %s", reason)
     return ReferenceKernels(geometry, resolved.max_model_len, resolved.device)
 
 
@@ -154,12 +202,14 @@ def _resolve(
     batched = config.max_batched_tokens or max(usual, config.max_running_requests)
     running = min(config.max_running_requests, batched)
     token_bytes = model.kv_width * dtype.itemsize * model.num_layers + more_token_bytes
-    tokens = config.kv_tokens or _affordable_tokens(token_bytes, device, most=running * wanted)
+    tokens = config.kv_tokens or _affordable_tokens(
+        token_bytes, device, share=config.memory_fraction, most=running * wanted
+    )
     pages = tokens // config.page_size
     if pages < 2:
         raise ConfigError(
             f"K/V for {tokens} tokens is less than two pages of {config.page_size}: "
-            "raise --kv-tokens, lower --page-size, or free memory"
+            "raise --kv-tokens or --memory-fraction, lower --page-size, or free memory"
         )
     length = min(wanted, pages * config.page_size)
     if config.max_model_len is not None and length < config.max_model_len:
@@ -178,10 +228,12 @@ def _resolve(
     )
 
 
-def _affordable_tokens(token_bytes: int, device: torch.device, *, most: int) -> int:
+def _affordable_tokens(
+    token_bytes: int, device: torch.device, *, share: float | None, most: int
+) -> int:
     """Tokens of K/V that memory allows, at most what all requests together could fill."""
     if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0] * GPU_KV_SHARE)
+        free = int(torch.cuda.mem_get_info(device)[0] * (share or GPU_KV_SHARE))
     else:
-        free = int(available_host_bytes() * CPU_SHARE)
+        free = int(available_host_bytes() * (share or CPU_SHARE))
     return min(free // token_bytes, most)

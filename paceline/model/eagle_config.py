@@ -16,7 +16,7 @@ from typing import Any
 from paceline.config import LAYER_IDS, NORM_OUTPUT
 from paceline.errors import CheckpointError, ConfigError
 from paceline.model import eagle_layout as layout_of
-from paceline.model.config import ModelConfig, RopeConfig
+from paceline.model.config import Fields, ModelConfig, RopeConfig
 from paceline.model.eagle_layout import SPECFORGE, Shapes, Source, compared, read_source, shown
 
 
@@ -259,6 +259,38 @@ def _checked_config(source: Source, layer_ids: str, norm_output: str) -> EagleCo
     )
     check_tensors(config, names, source.where)
     return config
+
+
+def shapes_of(values: Mapping[str, Any], target: ModelConfig, where: str) -> Shapes:
+    """The tensors that a config.json speaks of: canonical name -> shape. Raises CheckpointError.
+
+    Of what only tensors tell (an embedding of its own, a norm over all features) it has the usual.
+    """
+    top = Fields(values, f"{where}/config.json")
+    layer = layout_of.layer_fields(top)
+    hidden = layer.integer("hidden_size", target.hidden_size, minimum=1)
+    heads = layer.integer("num_attention_heads", target.num_heads, minimum=1)
+    config = EagleConfig(
+        hidden_size=hidden,
+        target_hidden_size=target.hidden_size,
+        intermediate_size=layer.integer("intermediate_size", target.intermediate_size, minimum=1),
+        num_heads=heads,
+        num_kv_heads=layer.integer("num_key_value_heads", target.num_kv_heads, minimum=1),
+        head_dim=layer.integer("head_dim", max(hidden // heads, 1), minimum=1),
+        rms_norm_eps=target.rms_norm_eps,
+        max_position=target.max_position,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=top.integer("draft_vocab_size", target.vocab_size, minimum=1),
+        boundaries=(0, 1, 2),
+        norm_before_fc=top.flag("norm_before_fc", False),
+        fc_norm=top.flag("fc_norm", False),
+        qk_norm=layer.text("model_type", "") == "qwen3",
+        qkv_bias=layer.flag("attention_bias", False),
+        fc_bias=top.flag("bias", False),
+        own_embedding=hidden != target.hidden_size,
+    )
+    ids, _ = layout_of.layer_ids(read_source(values, draft_tensors(config), target, where))
+    return draft_tensors(dataclasses.replace(config, boundaries=tuple(range(len(ids)))))
 
 
 def _heads(source: Source) -> tuple[int, int, int]:

@@ -88,9 +88,9 @@ def read_source(
     path = f"{where}/config.json"
     top = Fields(values, path)
     aux = Fields(top.table("eagle_config"), f"{path}: eagle_config")
-    layer, layout = top, EAGLE
-    if _KIND in values or _LAYER in values:
-        layer, layout = Fields(top.table(_LAYER), f"{path}: {_LAYER}"), NESTED
+    layer, layout = layer_fields(top), EAGLE
+    if layer is not top:
+        layout = NESTED
     elif _MODELOPT_KEYS & aux.values.keys():
         layout = MODELOPT
     elif aux.values or any("Eagle3" in name for name in top.texts("architectures", [])):
@@ -107,6 +107,13 @@ def read_source(
             f"{compared(tensors, [*_ESSENTIAL, 'midlayer.hidden_norm.weight', 'norm.weight'])}"
         )
     return source
+
+
+def layer_fields(top: Fields) -> Fields:
+    """The fields that describe the drafter's layer: a table of their own, or all of them."""
+    if _KIND in top.values or _LAYER in top.values:
+        return Fields(top.table(_LAYER), f"{top.where}: {_LAYER}")
+    return top
 
 
 def _other_designs(source: Source) -> Iterable[tuple[bool, str]]:

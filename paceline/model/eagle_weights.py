@@ -24,21 +24,24 @@ from paceline.model.eagle_layout import shown
 if TYPE_CHECKING:
     from paceline.drafter_checkpoint import DrafterCheckpoint
 
+_CPU = torch.device("cpu")
 _DUMMY_STD = 0.02
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32)
 
 
 def load_drafter(
-    checkpoint: DrafterCheckpoint, *, dtype: torch.dtype, device: torch.device
+    checkpoint: DrafterCheckpoint, *, dtype: torch.dtype, device: torch.device, seed: int = 0
 ) -> dict[str, torch.Tensor]:
     """The tensors of `draft_tensors(checkpoint.config)`, in that order, on `device`.
 
-    In `dtype`, but d2t, which is int64. Raises CheckpointError if a tensor is missing, unknown, of
+    In `dtype`, but d2t, which is int64. seed: of weights that are made up. Raises CheckpointError if a tensor is missing, unknown, of
     a wrong shape or kind, or if d2t leads out of the target's vocabulary.
     """
+    if checkpoint.file is None:
+        return dummy_drafter(checkpoint.config, seed, dtype=dtype, device=device)
     where = str(checkpoint.file)
-    found = _read(checkpoint)
+    found = _read(checkpoint, checkpoint.file)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     check_tensors(checkpoint.config, shapes, where)
     for name, tensor in found.items():
@@ -65,21 +68,23 @@ def load_drafter(
     }
 
 
-def dummy_drafter(config: EagleConfig, seed: int, *, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Random weights on the CPU, the same for the same seed: norms 1, all else normal(0, 0.02).
+def dummy_drafter(
+    config: EagleConfig, seed: int, *, dtype: torch.dtype, device: torch.device = _CPU
+) -> dict[str, torch.Tensor]:
+    """Random weights, the same for a seed and a kind of device: norms 1, all else normal(0, 0.02).
 
     The draft vocabulary is spread evenly over the target's.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
     for name, shape in draft_tensors(config).items():
         if name == "d2t":
-            rows = torch.arange(config.draft_vocab_size)
+            rows = torch.arange(config.draft_vocab_size, device=device)
             tensors[name] = rows * config.vocab_size // config.draft_vocab_size - rows
         elif name.endswith("norm.weight") or name.startswith("fc_norm."):
-            tensors[name] = torch.ones(shape, dtype=dtype)
+            tensors[name] = torch.ones(shape, dtype=dtype, device=device)
         else:
-            values = torch.empty(shape, dtype=dtype)
+            values = torch.empty(shape, dtype=dtype, device=device)
             tensors[name] = values.normal_(0.0, _DUMMY_STD, generator=generator)
     return tensors
 
@@ -133,10 +138,10 @@ def _check_table(table: torch.Tensor, config: EagleConfig, where: str) -> torch.
 # --- files -------------------------------------------------------------------------------------
 
 
-def _read(checkpoint: DrafterCheckpoint) -> dict[str, torch.Tensor]:
+def _read(checkpoint: DrafterCheckpoint, weights: Path) -> dict[str, torch.Tensor]:
     """The tensors of the file by canonical name, as stored; they may be views of it."""
-    if checkpoint.file.suffix == ".bin":
-        stored = read_pickle(checkpoint.file)
+    if weights.suffix == ".bin":
+        stored = read_pickle(weights)
         _require(checkpoint, stored)
         return {own: stored[name] for own, name in checkpoint.names.items()}
     found = {}
@@ -149,7 +154,7 @@ def _read(checkpoint: DrafterCheckpoint) -> dict[str, torch.Tensor]:
                     if headers[name].file == path:
                         found[own] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"cannot read {checkpoint.file}: {shown(str(error))}") from None
+        raise CheckpointError(f"cannot read {weights}: {shown(str(error))}") from None
     return found
 
 

@@ -27,6 +27,7 @@ from paceline.model.gguf import (
 
 # Elements de-quantised at a time: bounds the float32 copy of a large tensor to 16 MiB.
 _CHUNK = 4 * 1024 * 1024
+_CPU = torch.device("cpu")
 _DUMMY_STD = 0.02
 _READABLE = ("F64", "F32", "F16", "BF16")
 # Tensors of known files that the model computes itself.
@@ -88,7 +89,7 @@ def load_weights(
     """
     config = checkpoint.config
     if checkpoint.format == "dummy":
-        tensors = dummy_weights(config, seed, dtype=dtype)
+        tensors = dummy_weights(config, seed, dtype=dtype, device=device)
     elif checkpoint.gguf is not None:
         tensors = _gguf_weights(checkpoint.gguf, config, dtype=dtype)
     else:
@@ -136,11 +137,16 @@ def _needed(name: str, config: ModelConfig) -> bool:
 # --- dummy -------------------------------------------------------------------------------------
 
 
-def dummy_weights(config: ModelConfig, seed: int, *, dtype: torch.dtype) -> Iterator[NamedTensor]:
-    """Random weights on the CPU, the same for the same seed: norms 1, all else normal(0, 0.02)."""
-    generator = torch.Generator().manual_seed(seed)
+def dummy_weights(
+    config: ModelConfig, seed: int, *, dtype: torch.dtype, device: torch.device = _CPU
+) -> Iterator[NamedTensor]:
+    """Random weights, the same for a seed and a kind of device: norms 1, all else normal(0, 0.02).
+
+    Made on the device: a large model's would take minutes on a CPU.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
     for name, shape in expected_tensors(config).items():
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device=device)
         if name.endswith("norm.weight"):
             yield name, tensor.fill_(1.0)
         else:

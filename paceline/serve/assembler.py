@@ -79,3 +79,14 @@ class TextAssembler:
         if self._stops.stopped:
             self.finish = FinishReason.STOP
         return text
+
+
+class NoText:
+    """Counts the tokens of a choice that nobody wants as text. As `TextAssembler`."""
+
+    def __init__(self) -> None:
+        self.completion_tokens = 0
+
+    def feed(self, tokens: Sequence[int], finish: FinishReason | None) -> Piece:
+        self.completion_tokens += len(tokens)
+        return Piece("", finish)

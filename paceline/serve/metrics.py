@@ -145,6 +145,12 @@ def _speculation(said: SpeculationStats) -> Iterator[Metric]:
     )
     yield from _prediction(said.prediction)
     yield from _reliability(said.reliability)
+    if said.synthetic_acceptance is not None:
+        yield _gauge(
+            "synthetic_acceptance",
+            "Drafts are accepted by a draw of this probability: what is generated means nothing",
+            said.synthetic_acceptance,
+        )
     yield _gauge(
         "drafter_suspect",
         "1 when hardly any draft is accepted (under 1 % of the first ones) or the drafter fails",

@@ -54,6 +54,7 @@ def speculation_body(info: SpeculationInfo, stats: EngineStats) -> dict[str, Any
         "accepted_tokens": stats.accepted_tokens_total,
         "drafter_failures": stats.drafter_failures_total,
         "suspect": said.suspect,
+        "synthetic_acceptance": said.synthetic_acceptance,
         "shapes": [_shape(shape) for shape in said.shapes],
         "prediction": _prediction(said.prediction),
         "reliability": [_reliability(tenth) for tenth in said.reliability],

@@ -112,6 +112,26 @@ def test_what_is_written_is_read_back(
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
+@settings(deadline=None, max_examples=40)
+@given(configs(), st.integers(0, 9))
+def test_config_json_alone_gives_the_same_drafter_with_made_up_weights(
+    tmp_path_factory: pytest.TempPathFactory, config: EagleConfig, seed: int
+) -> None:
+    """What only tensors tell is as usual: the target's embedding where it fits, an own head."""
+    path = tmp_path_factory.mktemp("drafters") / "drafter"
+    save_drafter(path, config, dummy_drafter(config, seed, dtype=torch.float32))
+    (path / "model.safetensors").unlink()
+    assert "fetch the drafter's weights" in refused(path)
+    wide = config.hidden_size == TARGET.hidden_size
+    usual = dataclasses.replace(config, own_embedding=not wide, own_head=True)
+    checkpoint = open_drafter(str(path), TARGET, dummy=True)
+    assert checkpoint.config == usual and checkpoint.file is None
+    found = load_drafter(checkpoint, dtype=torch.float32, device=CPU, seed=seed)
+    wanted = dummy_drafter(usual, seed, dtype=torch.float32)
+    assert list(found) == list(draft_tensors(usual))
+    assert all(torch.equal(found[name], wanted[name]) for name in found)
+
+
 def written(path: Path, **changes: Any) -> dict[str, Any]:
     """config.json of a drafter like BASE."""
     config = dataclasses.replace(BASE, **changes)

@@ -89,6 +89,7 @@ def test_speculation() -> None:
         "accepted_tokens": 6,
         "drafter_failures": 0,
         "suspect": False,
+        "synthetic_acceptance": None,
         "shapes": [],
         "prediction": {
             "steps": 0,

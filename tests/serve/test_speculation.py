@@ -74,6 +74,7 @@ def test_before_the_first_step() -> None:
         "accepted_tokens": 0,
         "drafter_failures": 0,
         "suspect": False,
+        "synthetic_acceptance": None,
         "shapes": [],
         "prediction": {
             "steps": 0,
@@ -145,6 +146,7 @@ def test_every_figure_has_its_place() -> None:
         "accepted_tokens": 2,
         "drafter_failures": 3,
         "suspect": True,
+        "synthetic_acceptance": None,
         "shapes": [
             {
                 "depth": 7,
