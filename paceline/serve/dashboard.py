@@ -38,6 +38,7 @@ def stats_body(model: str, info: SpeculationInfo, stats: EngineStats) -> dict[st
         "state": state(info, stats),
         "reason": said.reason,
         "suspect": said.suspect,
+        "synthetic_acceptance": said.synthetic_acceptance,
         "running": stats.running,
         "waiting": stats.waiting,
         "depth": said.depth,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -18,6 +19,8 @@ from tests.attention.test_kernels import MAX_LENGTH, Tile, config, view_of
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
 FORMATS = [torch.float32, torch.bfloat16, torch.float16] if CUDA else [torch.float32]
 EXAMPLES = 25 if CUDA else 3
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -142,10 +142,12 @@ def test_what_a_person_sees(browser: webdriver.Chrome) -> None:
         WebDriverWait(browser, 10).until(lambda _: text(browser, "rate") not in ("", "-", "0.0"))
         assert text(browser, "off") == text(browser, "trouble") == text(browser, "suspect") == ""
         _keep_picture(browser)
-        said = SpeculationStats(reason=HOSTILE, suspect=True)
+        assert text(browser, "synthetic") == ""
+        said = SpeculationStats(reason=HOSTILE, suspect=True, synthetic_acceptance=0.7)
         engine.told = busy(5000, speculation=said)
         shows(browser, "off", f"Speculation is off: {HOSTILE}")
         shows(browser, "suspect", "check-drafter")
+        shows(browser, "synthetic", "Synthetic acceptance 0.7")
         assert browser.title == "Paceline"
         engine.told = busy(6000)
         WebDriverWait(browser, 10).until(lambda _: text(browser, "off") == "")
