@@ -144,7 +144,6 @@ class Engine:
             ),
         )
 
-
     @property
     def _warning(self) -> str:
         drawn = self.synthetic_acceptance

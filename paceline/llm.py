@@ -50,7 +50,8 @@ class _Open:
 class LLM:
     """A model ready to generate. Keyword arguments are the fields of `EngineConfig`.
 
-    skip_tokenizer_init: no tokenizer is looked for; prompts are token ids, texts are empty. Raises ConfigError and CheckpointError with one line that says what to do.
+    skip_tokenizer_init: no tokenizer is looked for; prompts are token ids, texts are empty. Raises
+    ConfigError and CheckpointError with one line that says what to do.
     """
 
     def __init__(
@@ -139,9 +140,7 @@ class LLM:
     def _assembler(self, request: AddRequest) -> TextAssembler | NoText:
         if self._tokenizer is None and not request.params.stop:
             return NoText()
-        return TextAssembler(
-            self.tokenizer, stop=request.params.stop, after=request.prompt
-        )
+        return TextAssembler(self.tokenizer, stop=request.params.stop, after=request.prompt)
 
     def _apply(
         self, delta: Delta, running: dict[str, _Open]

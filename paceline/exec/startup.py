@@ -65,8 +65,8 @@ def start(
         return assemble(config, target, recipe, on_progress)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
-            "out of device memory while loading: use a smaller model or drafter, lower --memory-fraction "
-            f"or --kv-tokens, or free memory ({str(error).splitlines()[0]})"
+            "out of device memory while loading: use a smaller model or drafter, lower "
+            f"--memory-fraction or --kv-tokens, or free memory ({str(error).splitlines()[0]})"
         ) from None
 
 
@@ -75,7 +75,7 @@ def load_target(config: EngineConfig, checkpoint: Checkpoint, on_progress: OnPro
     device = _device(config.device)
     dtype = _DTYPES[config.dtype]
     if device.type == "cpu" and dtype == torch.float16:
-        raise ConfigError("--dtype float16 is for GPUs: leave it out, or take bfloat16 or float32")
+        raise ConfigError("--dtype float16 is for GPUs: take bfloat16 or float32 on a CPU")
     on_progress(Progress(stage="loading weights"))
     weights = load_weights(checkpoint, dtype=dtype, device=device, seed=config.seed)
     model = build_model(
@@ -154,7 +154,7 @@ def _judge(config: EngineConfig) -> Judge:
     if config.synthetic_acceptance is None:
         return as_sampled
     logger.warning(
-        "synthetic acceptance %g: drafts are accepted by a draw, and what is generated means nothing",
+        "synthetic acceptance %g: drafts are accepted by a draw, what is generated means nothing",
         config.synthetic_acceptance,
     )
     return synthetic(config.synthetic_acceptance)

@@ -117,9 +117,7 @@ class GraphedPass:
         model, cache = eager.model, eager.caches[0]
         self.sizes = [size for size in SIZES if size <= most]
         most, width = self.sizes[-1], model.config.hidden_size
-        self.buffers = _Buffers.allocate(
-            most, max_pages, spare_page * cache.shape[3], cache.device
-        )
+        self.buffers = _Buffers.allocate(most, max_pages, spare_page * cache.shape[3], cache.device)
         embedding = model.embedding
         self.hidden = embedding.new_empty(most, width)
         self.features = embedding.new_empty(most, len(eager.boundaries) * width)
@@ -149,7 +147,7 @@ class GraphedPass:
         pool = None
         for done, size in enumerate(reversed(self.sizes)):
             progress(done, len(self.sizes))
-            aside = torch.cuda.Stream()
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 self.run(size)  # compiles, and lets libraries allocate what they need

@@ -35,8 +35,9 @@ def load_drafter(
 ) -> dict[str, torch.Tensor]:
     """The tensors of `draft_tensors(checkpoint.config)`, in that order, on `device`.
 
-    In `dtype`, but d2t, which is int64. seed: of weights that are made up. Raises CheckpointError if a tensor is missing, unknown, of
-    a wrong shape or kind, or if d2t leads out of the target's vocabulary.
+    In `dtype`, but d2t, which is int64. seed: of weights that are made up. Raises CheckpointError
+    if a tensor is missing, unknown, of a wrong shape or kind, or if d2t leads out of the target's
+    vocabulary.
     """
     if checkpoint.file is None:
         return dummy_drafter(checkpoint.config, seed, dtype=dtype, device=device)

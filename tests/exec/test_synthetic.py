@@ -37,7 +37,12 @@ def chains(rows: int, depth: int) -> tuple[torch.Tensor, torch.Tensor, DraftTabl
         tokens=torch.randint(VOCAB, (rows, depth)), parents=torch.arange(depth).repeat(rows, 1)
     )
     positions = torch.arange(7, 8 + depth).repeat(rows)
-    return chosen, nodes, drafts, view_of(positions, torch.arange(rows).repeat_interleave(depth + 1))
+    return (
+        chosen,
+        nodes,
+        drafts,
+        view_of(positions, torch.arange(rows).repeat_interleave(depth + 1)),
+    )
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 1.0])

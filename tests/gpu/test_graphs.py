@@ -61,11 +61,14 @@ def test_a_graph_gives_the_bits_of_the_same_launches(tmp_path: Path) -> None:
             assert torch.equal(graphs.hidden[:size], wanted), size
 
 
+STATIC = {"speculative_policy": "static"}
+
+
 @pytest.mark.parametrize("options", [
     {},
-    {"speculative_algorithm": "EAGLE3", "speculative_policy": "static"},
-    {"speculative_algorithm": "EAGLE3", "speculative_policy": "static", "speculative_eagle_topk": 3},
-    {"speculative_algorithm": "NGRAM", "speculative_policy": "static"},
+    STATIC | {"speculative_algorithm": "EAGLE3"},
+    STATIC | {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 3},
+    STATIC | {"speculative_algorithm": "NGRAM"},
 ])  # fmt: skip
 def test_texts_with_graphs_are_those_without(tmp_path: Path, options: dict[str, object]) -> None:
     """In float32, where ties are rare."""
