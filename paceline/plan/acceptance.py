@@ -67,7 +67,8 @@ class _Lean:
 class _Kept:
     """Tokens gained by drafts over those expected; what is known fades, towards 1."""
 
-    MEMORY = 150.0  # expected tokens
+    MEMORY = 150.0  # expected tokens,
+    STEPS = 40.0  # but so many steps at the least: those of large batches promise much
     SHRINK = 20.0  # expected tokens that must be seen before it is believed half
     FORGET = 0.995  # each step, so that drafts are tried again some day
     RANGE = (0.2, 1.5)
@@ -76,7 +77,7 @@ class _Kept:
     expected: float = 0.0
 
     def observe(self, gained: float, expected: float) -> None:
-        fade = 1 - min(expected / self.MEMORY, 1.0)
+        fade = 1 - min(expected / self.MEMORY, 1 / self.STEPS)
         self.gained = self.gained * fade + gained
         self.expected = self.expected * fade + expected
 
