@@ -1,7 +1,7 @@
 """Times of the attention kernels on a GPU, against the reference first.
 
     python benchmarks/attention.py --output benchmarks/results/h200_attention.json
-    python benchmarks/attention.py --sweep        (all cuts of the kernels, to choose from)
+    python benchmarks/attention.py --sweep 300    (other cuts of the kernels, to choose from)
 
 32 query and 8 K/V heads of 128, bfloat16, pages of 16 in random order; graph replays over as many
 layers' storage as do not fit into the cache. Microseconds of a layer, medians; `bandwidth` counts
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from paceline.attention.base import AttentionView
-from paceline.attention.gpu import GpuKernels, Tuning
+from paceline.attention.gpu import Cut, GpuKernels, Tuning
 from paceline.attention.reference import ReferenceKernels
 from paceline.model.config import ModelConfig
 
@@ -155,55 +155,57 @@ def table(tuning: Tuning) -> dict[str, Any]:
     return found
 
 
+FEW = [
+    Cut(rows=16, keys=keys, stages=stages, programs=programs, registers=registers)
+    for keys, stages, programs, registers in (
+        (32, 3, 4, 128), (32, 2, 4, 128), (64, 3, 2, None), (64, 2, 3, 168), (32, 3, 3, 168),
+        (32, 2, 5, 96),
+    )
+]  # fmt: skip
+MANY = [
+    Cut(rows=rows, keys=keys, stages=stages, programs=programs)
+    for rows, keys, stages, programs in (
+        (64, 64, 3, 2), (64, 64, 2, 2), (64, 32, 2, 4), (32, 64, 3, 2), (128, 64, 2, 1),
+    )
+]  # fmt: skip
+CHUNK = [
+    Cut(rows=rows, keys=keys, stages=stages, programs=0, warps=warps)
+    for rows in (64, 128) for keys in (64, 32) for warps in (4, 8) for stages in (2, 3)
+]  # fmt: skip
+
+
+def decoding(tuning: Tuning) -> dict[str, float]:
+    return {
+        f"{requests} x {context} {kind}": round(cell(requests, context, kind, tuning)["us"], 1)
+        for requests, context in ((64, 2048), (256, 384), (1, 1024))
+        for kind in KINDS
+    }
+
+
 def sweep(seconds: float) -> list[dict[str, Any]]:
-    """Time the cuts on a few cells, for so long at most."""
+    """Time other cuts, one of the tuning's at a time, for so long at most."""
     found, started = [], time.monotonic()
-    cuts = [
-        (small, rows, keys, stages, programs, registers, paging)
-        for paging in (2, 1, 0)
-        for small, rows in ((16, 64), (16, 16))
-        for keys, stages, programs, registers in (
-            (32, 2, 4, 128), (64, 2, 2, None), (32, 3, 3, 168), (64, 2, 3, 168), (32, 2, 5, 96),
-            (32, 3, 4, 128), (64, 3, 2, None),
-        )
-    ]  # fmt: skip
-    for cut in cuts:
+    cuts = [(name, cut, decoding) for name, all_of in (("one", FEW), ("few", FEW), ("many", MANY))
+            for cut in all_of]  # fmt: skip
+    cuts += [("chunk", cut, lambda tuning: prefill(2048, 0, tuning)) for cut in CHUNK]
+    for name, cut, run in cuts:
         if time.monotonic() - started > seconds:
             break
-        names = ("small", "rows", "keys", "stages", "programs", "registers", "paging")
-        tuning = Tuning(**dict(zip(names, cut, strict=True)))
-        row: dict[str, Any] = {"cut": dataclasses.asdict(tuning)}
+        row: dict[str, Any] = {name: dataclasses.asdict(cut)}
         try:
-            for requests, context in ((64, 2048), (256, 384), (1, 1024)):
-                for kind in KINDS:
-                    us = cell(requests, context, kind, tuning)["us"]
-                    row[f"{requests} x {context} {kind}"] = round(us, 1)
-        except Exception as problem:
+            row |= run(dataclasses.replace(Tuning(), **{name: cut}))
+        except Exception as problem:  # a cut may not fit
             row["failed"] = repr(problem)[:200]
-        print(cut, list(row.values())[1:], flush=True)
-        found.append(row)
-    return found
-
-
-def sweep_chunks(seconds: float) -> list[dict[str, Any]]:
-    found, started = [], time.monotonic()
-    for rows, keys, warps, stages in ((64, 64, 4, 2),):
-        if time.monotonic() - started > seconds:
-            break
-        tuning = Tuning(chunk_rows=rows, chunk_keys=keys, chunk_warps=warps, chunk_stages=stages)
-        row: dict[str, Any] = {"cut": (rows, keys, warps, stages)}
-        try:
-            row |= prefill(2048, 0, tuning)
-        except Exception as problem:
-            row["failed"] = repr(problem)[:200]
-        print(row, flush=True)
+        print(json.dumps(row), flush=True)
         found.append(row)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweep", type=float, default=0, metavar="SECONDS", help="try all cuts")
+    parser.add_argument(
+        "--sweep", type=float, default=0, metavar="SECONDS", help="try other cuts for so long"
+    )
     parser.add_argument("--page", type=int, default=16, help="positions of a page")
     parser.add_argument("--output", help="write the result there as JSON")
     arguments = parser.parse_args()
@@ -218,8 +220,7 @@ def main() -> None:
         "cells": table(Tuning()),
     }
     if arguments.sweep:
-        result["chunk_sweep"] = sweep_chunks(arguments.sweep / 3)
-        result["sweep"] = sweep(arguments.sweep * 2 / 3)
+        result["sweep"] = sweep(arguments.sweep)
     if arguments.output:
         Path(arguments.output).write_text(json.dumps(result, indent=1) + "\n")
 

@@ -91,6 +91,20 @@ def engines(arms: dict[str, dict[str, Any]], drafter: dict[str, Any]) -> dict[st
     return {name: LLM(kv_tokens=16384, **drafter, **options) for name, options in arms.items()}
 
 
+def take_turn(
+    llms: dict[str, LLM], workload: str, level: int, turn: int, tokens: int
+) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
+    """(seconds, texts) of each arm; who is first changes from turn to turn."""
+    seconds, texts, order = {}, {}, list(llms)
+    first = turn % len(order)
+    for name in order[first:] + order[:first]:
+        batch = prompts(llms[name], workload, 3 * level, turn)
+        started = time.perf_counter()
+        texts[name] = list(closed_loop(llms[name], batch, level, tokens).values())
+        seconds[name] = time.perf_counter() - started
+    return seconds, texts
+
+
 def measure(
     llms: dict[str, LLM], workloads: list[str], levels: list[int], *, rounds: int, tokens: int
 ) -> dict[str, Any]:
@@ -102,22 +116,16 @@ def measure(
         for level in levels:
             rates: dict[str, list[float]] = {name: [] for name in llms}
             differing = 0
+            turns = max(REQUESTS // (3 * level), 1)
             for number in range(rounds):
                 seconds = dict.fromkeys(llms, 0.0)
-                for turn in range(turns := max(REQUESTS // (3 * level), 1)):
-                    texts, order = {}, list(llms)
-                    for name in order[turn % len(order) :] + order[: turn % len(order)]:
-                        batch = prompts(llms[name], workload, 3 * level, turns * number + turn)
-                        started = time.perf_counter()
-                        texts[name] = list(closed_loop(llms[name], batch, level, tokens).values())
-                        seconds[name] += time.perf_counter() - started
-                    differing += sum(
-                        a != b
-                        for name in llms
-                        for a, b in zip(texts["plain"], texts[name], strict=True)
-                    )
-                for name, took in seconds.items():
-                    rates[name].append(3 * level * turns * tokens / took)
+                for turn in range(turns * number, turns * (number + 1)):
+                    took, texts = take_turn(llms, workload, level, turn, tokens)
+                    seconds = {name: seconds[name] + took[name] for name in llms}
+                    differing += sum(texts["plain"][i] != other[i] for other in texts.values()
+                                     for i in range(len(other)))  # fmt: skip
+                for name in llms:
+                    rates[name].append(3 * level * turns * tokens / seconds[name])
             said = llms["adaptive"].engine.stats.speculation
             result[workload][str(level)] = summary(rates) | {
                 "texts_differing": differing,

@@ -191,6 +191,8 @@ class EngineConfig:
         _require(most >= 0, "--cuda-graph-max-tokens", "0 or more", most)
         share = self.memory_fraction
         _require(share is None or 0 < share <= 1, "--memory-fraction", "above 0, up to 1", share)
+        if share is not None and self.kv_tokens is not None:
+            raise ConfigError("--memory-fraction is not read with --kv-tokens: give one of them")
         drawn = self.synthetic_acceptance
         _require(drawn is None or 0 <= drawn <= 1, "--synthetic-acceptance", "0 to 1", drawn)
 

@@ -63,7 +63,7 @@ def open_drafter(
     layer_ids, norm_output: how to read keys that have two meanings, as `eagle_config` has them.
     dummy: config.json is enough, weights are made up. Raises CheckpointError.
     """
-    found = _find_config(path, target) if dummy else _find(path)
+    found = _find(path, made_up_for=target if dummy else None)
     config = eagle_config(
         found.values,
         found.shapes,
@@ -106,33 +106,24 @@ def canonical_names(names: Iterable[str], where: str) -> dict[str, str]:
     return found
 
 
-def _find_config(path: str, target: ModelConfig) -> _Found:
-    """A drafter without weights: its tensors are those that its config.json speaks of."""
+def _find(path: str, made_up_for: ModelConfig | None = None) -> _Found:
+    """made_up_for: a target for which weights are made up; tensors are then those that config.json
+    speaks of."""
     directory = Path(path).expanduser()
+    file: Path | None = None
     try:
-        values = _values(directory)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    shapes = shapes_of(values, target, str(directory))
-    return _Found(path=directory, values=values, file=None, shapes=shapes, names={})
-
-
-def _values(directory: Path) -> Mapping[str, Any]:
-    if not directory.exists():
-        raise CheckpointError(
-            f"no drafter at {directory}: name a local directory with config.json and "
-            f"{_SAFETENSORS[0]} (Paceline downloads nothing)"
-        )
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory} is a file: name the drafter's directory")
-    return read_json(directory / "config.json")
-
-
-def _find(path: str) -> _Found:
-    directory = Path(path).expanduser()
-    try:
-        values = _values(directory)
-        file, stored = _weights(directory)
+        if not directory.exists():
+            raise CheckpointError(
+                f"no drafter at {path}: name a local directory with config.json and "
+                f"{_SAFETENSORS[0]} (Paceline downloads nothing)"
+            )
+        if not directory.is_dir():
+            raise CheckpointError(f"{path} is a file: name the drafter's directory")
+        values = read_json(directory / "config.json")
+        if made_up_for is None:
+            file, stored = _weights(directory)
+        else:
+            stored = dict(shapes_of(values, made_up_for, str(directory)))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     names = canonical_names(stored, str(directory))

@@ -62,6 +62,12 @@ EAGLE: dict[str, Any] = {
             },
             "not read with a schedule of chains",
         ),
+        ({"memory_fraction": 0.0}, "--memory-fraction must be above 0"),
+        ({"memory_fraction": 1.5}, "--memory-fraction must be above 0"),
+        ({"memory_fraction": 0.5, "kv_tokens": 64}, "not read with --kv-tokens"),
+        ({"cuda_graph_max_tokens": -1}, "--cuda-graph-max-tokens must be 0 or more"),
+        ({"synthetic_acceptance": 0.5}, "--synthetic-acceptance is read with"),
+        (NGRAM | {"synthetic_acceptance": 1.5}, "--synthetic-acceptance must be 0 to 1"),
     ],
 )
 def test_what_makes_no_sense(options: dict[str, Any], says: str) -> None:

@@ -57,7 +57,7 @@ class AttentionView:
     pages: (R, max_pages) int32, page table of each tile's request.
     bounds: the same tile starts as plain ints; empty where only the device knows them (graphs).
     tails: (R,) int32, positions from `contexts` on that the tile's masks speak of.
-    hidden: leading positions of every request that nobody sees.
+    hidden: leading positions of every request that nobody sees; no more than its context.
     """
 
     positions: torch.Tensor

@@ -200,9 +200,10 @@ class CpuStep:
         mixed, weight = _flash(
             heads, k[:, :, own], v[:, :, own], 0.0, True, scale=self.kernels.scale
         )
-        if context:
+        seen = slice(self.view.hidden, context)
+        if context > seen.start:
             past, past_weight = _flash(
-                heads, k[:, :, :context], v[:, :, :context], 0.0, False, scale=self.kernels.scale
+                heads, k[:, :, seen], v[:, :, seen], 0.0, False, scale=self.kernels.scale
             )
             share = torch.sigmoid(past_weight - weight)[..., None]
             mixed = torch.lerp(mixed, past, share)

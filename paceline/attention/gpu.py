@@ -105,8 +105,9 @@ class GpuKernels:
                 num_warps=8, enable_fp_fusion=False,
             )  # fmt: skip
             triton_sampling.best_of_blocks[(count,)](
-                values, places, found, blocks, BLOCKS=triton.next_power_of_2(blocks), num_warps=1
-            )
+                values, places, found, blocks, columns, BLOCKS=triton.next_power_of_2(blocks),
+                num_warps=1,
+            )  # fmt: skip
         return found
 
     def add_noise(

@@ -21,8 +21,7 @@ import triton.language as tl
 NEVER = tl.constexpr(-1.0e30)  # a score that counts for nothing
 HEAD = tl.constexpr(16)  # numbers at the beginning of a plan: how many items
 FIELDS = tl.constexpr(16)  # numbers of an item
-OVERHEAD = tl.constexpr(2)  # blocks that could be visited while an item starts; two chunks merge
-# in the time of one
+OVERHEAD = tl.constexpr(2)  # blocks that could be visited while an item starts
 FINEST = tl.constexpr(4)  # chunks are not smaller than a quarter of an even share
 
 
@@ -34,8 +33,11 @@ def plan(
 ):  # fmt: skip
     """Cut the tiles into items. One program.
 
-    PLAN: int32, HEAD numbers, then FIELDS for each of at most `capacity` items. TILES: room for
-    tiles, a power of two. least, most: tokens of a tile; others are left to others.
+    PLAN: int32, HEAD numbers (0: how many items), then FIELDS for each of at most `capacity` items:
+    0 the tile's first token, 1 its tokens, 2 its context, 3 the tile; 4 block of rows; 5, 6 first
+    position and end; 7 chunk, 8 of how many; 9 the tile's first partial row, 10 where the block's
+    chunks are counted. TILES: room for tiles, a power of two. least, most: tokens of a tile; others
+    are left to others. Two chunks are taken to merge in the time of a block.
     """
     r = tl.arange(0, TILES)
     lo = tl.load(TILE_STARTS + r, mask=r < tiles, other=0)
@@ -95,6 +97,16 @@ def pages_of(table, first, end, PAGE: tl.constexpr, KEYS: tl.constexpr):
 
 
 @triton.jit
+def weigh(scores, unit, top, mass):
+    """A block of scores (M, KEYS), to be multiplied by `unit`: (weights, what earlier results fade
+    by, top score, mass)."""
+    higher = tl.maximum(top, tl.max(scores, 1) * unit)
+    fade = tl.exp2(top - higher)
+    weight = tl.exp2(scores * unit - higher[:, None])
+    return weight, fade, higher, mass * fade + tl.sum(weight, 1)
+
+
+@triton.jit
 def _visit(
     q, mixed, top, mass, CACHE, table, first, end, context, hidden, row, ancestors, causal, head,
     scale,
@@ -124,10 +136,7 @@ def _visit(
         # Scaled first: NEVER times scale, fused with a subtraction, is no exact zero any more.
         scores = tl.where(seen & (at < end)[None, :], scores * scale, NEVER)
         unit = 1.0
-    higher = tl.maximum(top, tl.max(scores, 1) * unit)
-    fade = tl.exp2(top - higher)
-    weight = tl.exp2(scores * unit - higher[:, None])
-    mass = mass * fade + tl.sum(weight, 1)
+    weight, fade, higher, mass = weigh(scores, unit, top, mass)
     place += KV_HEADS * PAGE * SIZE
     if MASKED:
         values = tl.load(CACHE + place[:, None] + d[None, :], mask=(at < end)[:, None], other=0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.attention.triton_attention import pages_of
+from paceline.attention.triton_attention import NEVER, pages_of, weigh
 
 
 @triton.jit
@@ -34,12 +34,9 @@ def _block(
     unit = scale
     if MASKED:
         visible = (at[None, :] < seen[:, None]) & (at >= hidden)[None, :]
-        scores = tl.where(visible, scores * scale, -1.0e30)
+        scores = tl.where(visible, scores * scale, NEVER)
         unit = 1.0
-    higher = tl.maximum(top, tl.max(scores, 1) * unit)
-    fade = tl.exp2(top - higher)
-    weight = tl.exp2(scores * unit - higher[:, None])
-    mass = mass * fade + tl.sum(weight, 1)
+    weight, fade, higher, mass = weigh(scores, unit, top, mass)
     place += KV_HEADS * PAGE * SIZE
     if MASKED:
         values = tl.load(CACHE + place[:, None] + d[None, :], mask=inside[:, None], other=0.0)
@@ -73,7 +70,7 @@ def attend_chunks(
     q = tl.load(Q + place[:, None] + d[None, :], mask=inside[:, None], other=0.0)
     seen = context + tl.minimum(row, rows - 1) + 1
     mixed = tl.zeros((ROWS, SIZE), tl.float32)
-    top = tl.full((ROWS,), -1.0e30, tl.float32)
+    top = tl.full((ROWS,), NEVER, tl.float32)
     mass = tl.zeros((ROWS,), tl.float32)
     clear = (context + above + 1) // KEYS * KEYS  # seen by all rows of the block up to here
     end = context + tl.minimum(above + ROWS, rows)

@@ -110,13 +110,13 @@ def best_of_block(LOGITS, SEEDS, POSITIONS, VALUES, PLACES, count, BLOCK: tl.con
 
 
 @triton.jit
-def best_of_blocks(VALUES, PLACES, OUT, blocks, BLOCKS: tl.constexpr):
+def best_of_blocks(VALUES, PLACES, OUT, blocks, count, BLOCKS: tl.constexpr):
     """The largest of each row's blocks. VALUES, PLACES: as above. OUT: (rows,) int64."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCKS)
     inside = at < blocks
     values = tl.load(VALUES + row * blocks + at, mask=inside, other=-float("inf"))
-    places = tl.load(PLACES + row * blocks + at, mask=inside, other=2147483647)
+    places = tl.load(PLACES + row * blocks + at, mask=inside, other=count - 1)
     top = tl.max(values, 0)
-    first = tl.min(tl.where((values == top) | (blocks == 1), places, 2147483647), 0)
+    first = tl.min(tl.where(values == top, places, count - 1), 0)
     tl.store(OUT + row, first.to(tl.int64))

@@ -227,7 +227,7 @@ def _key(executor: Executor, resolved: Resolved, names: Iterable[str]) -> str:
         machine = torch.cuda.get_device_name(resolved.device)
     parts = (
         paceline.__version__, torch.__version__, machine, os.cpu_count(), torch.get_num_threads(),
-        executor.kernels.name, executor.drafter.name, resolved, *names,
+        executor.kernels.name, executor.drafter.name, executor.target.name, resolved, *names,
     )  # fmt: skip
     return " | ".join(map(str, parts))
 

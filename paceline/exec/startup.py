@@ -123,7 +123,7 @@ def assemble(
             target.device,
         ),
         drafter=drafter,
-        judge=_judge(config),
+        judge=_judge(config, target.device),
         graphs=_graphs(config, EagerPass(model, caches, drafter.boundaries), kernels, resolved),
     )
     if executor.graphs is not None:
@@ -150,14 +150,14 @@ def _graphs(
     )
 
 
-def _judge(config: EngineConfig) -> Judge:
+def _judge(config: EngineConfig, device: torch.device) -> Judge:
     if config.synthetic_acceptance is None:
         return as_sampled
     logger.warning(
         "synthetic acceptance %g: drafts are accepted by a draw, what is generated means nothing",
         config.synthetic_acceptance,
     )
-    return synthetic(config.synthetic_acceptance)
+    return synthetic(config.synthetic_acceptance, device)
 
 
 def make_kernels(geometry: Geometry, resolved: Resolved) -> Kernels:

@@ -33,9 +33,10 @@ def as_sampled(
     return chosen[nodes]
 
 
-def synthetic(acceptance: float) -> Judge:
+def synthetic(acceptance: float, device: torch.device) -> Judge:
     """A judge that accepts by draws. acceptance: of first children, in [0, 1]."""
-    rates = torch.tensor((0.0, *child_rates(acceptance, MAX_BRANCHING))).cumsum(0)
+    rates = (0.0, *child_rates(acceptance, MAX_BRANCHING))
+    bounds = torch.tensor(rates, device=device).cumsum(0)
 
     def judge(
         chosen: torch.Tensor, nodes: torch.Tensor, drafts: DraftTable, view: SamplingView
@@ -47,7 +48,6 @@ def synthetic(acceptance: float) -> Judge:
         siblings = (drafts.parents[:, :, None] == drafts.parents[:, None, :]) & there[:, :, None]
         rank = siblings.tril(-1).sum(2)  # (S, W), children of the same node before it
         draw = _draws(view)[nodes].gather(1, parent)
-        bounds = rates.to(draw.device)
         wins = there & (bounds[rank] <= draw) & (draw < bounds[rank + 1])
         others = _no_child(right, drafts, parent, there)
         token = torch.where(wins, drafts.tokens, -1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -27,7 +27,10 @@ SIZES = (
 
 
 class TargetPass(Protocol):
-    """Runs the target. Results are valid until the next call."""
+    """Runs the target. Results are valid until the next call. name: by which profiles are kept."""
+
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, batch: RaggedBatch, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual stream and the features of every token: (T, hidden), (T, features)."""
@@ -41,6 +44,7 @@ class EagerPass:
     model: LlamaModel
     caches: Sequence[torch.Tensor]
     boundaries: Sequence[int] = ()
+    name: ClassVar[str] = "no graphs"
 
     def __call__(self, batch: RaggedBatch, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         return self.model.forward(batch.tokens, step, self.caches, self.boundaries)
@@ -117,6 +121,7 @@ class GraphedPass:
         model, cache = eager.model, eager.caches[0]
         self.sizes = [size for size in SIZES if size <= most]
         most, width = self.sizes[-1], model.config.hidden_size
+        self.name = f"graphs up to {most} tokens"
         self.buffers = _Buffers.allocate(most, max_pages, spare_page * cache.shape[3], cache.device)
         embedding = model.embedding
         self.hidden = embedding.new_empty(most, width)

@@ -133,12 +133,15 @@ class Scheduler:
             for row in rows
             if row.given == 1 and row.samples and self._most_drafts(row, 1)
         }
+        spare_tokens = self.limits.max_batched_tokens - sum(row.given for row in rows)
+        spare_pages = self.pool.free + self.prefix.evictable - sum(wanted.values())
         load = self.estimates.load(
             rows, drafting, running=len(self.running), waiting=len(self.waiting),
-            room=self._room(rows, wanted),
+            room=self._room(len(rows), spare_tokens, spare_pages),
         )  # fmt: skip
         choice = self.policy.choose(load)
-        rows = self._widen(rows, wanted, self.estimates.shares(choice, load, drafting))
+        shares = self.estimates.shares(choice, load, drafting)
+        rows = self._widen(rows, wanted, shares, tokens=spare_tokens, pages=spare_pages)
         short = sum(wanted.values()) - self.pool.free
         if short > 0:
             self.pool.give_back(self.prefix.evict(short))
@@ -161,26 +164,23 @@ class Scheduler:
             page_updates=tuple(updates),
         )
 
-    def _room(self, rows: list[Row], wanted: Mapping[int, int]) -> int:
-        """Draft tokens that the step could carry, by its tokens and by pages: about.
+    def _room(self, rows: int, tokens: int, pages: int) -> int:
+        """Draft tokens that a step could carry that has so much to spare: about.
 
         A row's last page is half empty in the mean.
         """
-        tokens = self.limits.max_batched_tokens - sum(row.given for row in rows)
-        pages = self.pool.free + self.prefix.evictable - sum(wanted.values())
         size = self.pool.page_size
-        return max(min(tokens, pages * size + len(rows) * size // 2), 0)
+        return max(min(tokens, pages * size + rows * size // 2), 0)
 
     def _widen(
-        self, rows: list[Row], wanted: dict[int, int], shares: Mapping[int, int]
-    ) -> list[Row]:
-        """Let rows carry their share of drafts by slot, as far as tokens and pages are to spare.
+        self, rows: list[Row], wanted: dict[int, int], shares: Mapping[int, int], *, tokens: int,
+        pages: int,
+    ) -> list[Row]:  # fmt: skip
+        """Let rows carry their share of drafts by slot, as far as tokens and pages to spare go.
 
         Where tokens are short the small shares come first and the large ones get even parts of the
         rest. Drafts never preempt: who runs and who waits is the same at every depth.
         """
-        tokens = self.limits.max_batched_tokens - sum(row.given for row in rows)
-        pages = self.pool.free + self.prefix.evictable - sum(wanted.values())
         most = {row.slot: self._most_drafts(row, shares.get(row.slot, 0)) for row in rows}
         open_rows = sum(count > 0 for count in most.values())
         drafts = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_layer_equals_the_reference(
     model = config(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     view, pages = view_of(tiles, page_size)
     if seed % 3 == 0:  # what a drafter's cache looks like: nobody sees a text's first position
-        tiles = [Tile(min(t.tokens, TREE_WIDTH), max(t.context, 1), t.seed) for t in tiles]
+        tiles = [dataclasses.replace(t, context=max(t.context, 1)) for t in tiles]
         view, pages = view_of(tiles, page_size)
         view = dataclasses.replace(view, hidden=1)
     layout = KVLayout(
@@ -214,17 +215,24 @@ def test_norm_and_silu_equal_the_reference(rows: int, width: int, delta: bool) -
     torch.testing.assert_close(a, b, atol=1e-4, rtol=2e-5)
 
 
+def noisy_rows(
+    rows: int, vocab_size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Logits, seeds and positions (some -1), first of equal logits, then of random ones."""
+    generator = torch.Generator().manual_seed(1)
+    for scale in (0.0, 1.0):
+        yield (
+            torch.randn(rows, vocab_size, generator=generator) * scale,
+            torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator),
+            torch.randint(-1, 9, (rows,), generator=generator),
+        )
+
+
 def test_noisy_argmax_equals_the_reference_bit_for_bit() -> None:
     """On equal logits the choice is the noise alone: any bit that differs would show."""
     model = config()
     fast, slow = compiled(model, torch.float32), ReferenceKernels(model, MAX_LENGTH, CPU)
-    generator = torch.Generator().manual_seed(1)
-    for flat in (True, False):
-        logits = torch.zeros(300, model.vocab_size)
-        if not flat:
-            logits.normal_(generator=generator)
-        seeds = torch.randint(-(2**63), 2**63 - 1, (300,), generator=generator)
-        positions = torch.randint(-1, 9, (300,), generator=generator)
+    for logits, seeds, positions in noisy_rows(300, model.vocab_size):
         a, b = (k.noisy_argmax(logits.clone(), seeds, positions) for k in (fast, slow))
         assert torch.equal(a, b)
 

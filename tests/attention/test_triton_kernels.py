@@ -16,7 +16,7 @@ from paceline.attention.base import AttentionView, KVLayout
 from paceline.attention.compiled import Unavailable
 from paceline.attention.reference import ReferenceKernels
 from paceline.types import TREE_WIDTH
-from tests.attention.test_kernels import MAX_LENGTH, Tile, config, view_of
+from tests.attention.test_kernels import MAX_LENGTH, Tile, config, noisy_rows, view_of
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -211,18 +211,12 @@ def test_noise_and_choice_have_the_same_bits() -> None:
     model = config()
     fast = GpuKernels(model, MAX_LENGTH, DEVICE)
     slow = ReferenceKernels(model, MAX_LENGTH, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(1)
-    for flat in (True, False):
-        logits = torch.zeros(40, model.vocab_size)
-        if not flat:
-            logits.normal_(generator=generator)
-        seeds = torch.randint(-(2**63), 2**63 - 1, (40,), generator=generator)
-        positions = torch.randint(-1, 9, (40,), generator=generator)
+    for logits, seeds, positions in noisy_rows(40, model.vocab_size):
         where = [x.to(DEVICE) for x in (logits, seeds, positions)]
         assert torch.equal(
             fast.noisy_argmax(*where).cpu(), slow.noisy_argmax(logits, seeds, positions)
         )
-        ids = torch.randperm(model.vocab_size, generator=generator)[:700].sort().values.int()
+        ids = torch.randperm(model.vocab_size)[:700].sort().values.int()
         some = logits[:, :700].contiguous()
         added = some.to(DEVICE, copy=True)
         fast.add_noise(added, ids.to(DEVICE), *where[1:])
@@ -230,16 +224,17 @@ def test_noise_and_choice_have_the_same_bits() -> None:
         assert torch.equal(added.cpu(), some)
 
 
-def test_argmax_takes_the_first_of_equals_and_survives_what_is_no_number() -> None:
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # the interpreter's numpy
+@pytest.mark.parametrize("width", [4096, 5000, 8192])  # whole blocks, and not
+def test_argmax_takes_the_first_of_equals_and_survives_what_is_no_number(width: int) -> None:
     fast = GpuKernels(config(), MAX_LENGTH, DEVICE)
-    logits = torch.full((3, 5000), -torch.inf, device=DEVICE)
-    logits[0, 4321] = -5.0
-    logits[1, [17, 4500]] = 40.0
-    if CUDA:  # numpy, of which the interpreter is made, warns
-        logits[2] = torch.nan
+    logits = torch.full((3, width), -torch.inf, device=DEVICE)
+    logits[0, 4021] = -5.0
+    logits[1, [17, 4050]] = 40.0
+    logits[2] = torch.nan
     nowhere = torch.full((3,), -1, device=DEVICE)
     chosen = fast.noisy_argmax(logits, torch.zeros_like(nowhere), nowhere)
-    assert chosen[:2].tolist() == [4321, 17] and 0 <= int(chosen[2]) < 5000
+    assert chosen[:2].tolist() == [4021, 17] and 0 <= int(chosen[2]) < width
 
 
 def test_heads_of_other_sizes_are_refused() -> None:

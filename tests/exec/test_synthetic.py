@@ -17,6 +17,7 @@ from paceline.model.accept import DraftTable, accept
 from paceline.model.sampling import SamplingView
 from paceline.plan.simulation import child_rates
 
+CPU = torch.device("cpu")
 VOCAB = 50
 
 
@@ -50,14 +51,14 @@ def test_a_draft_of_a_chain_survives_as_often_as_asked(acceptance: float) -> Non
     torch.manual_seed(0)
     rows, depth = 20_000, 4
     chosen, nodes, drafts, view = chains(rows, depth)
-    right = synthetic(acceptance)(chosen, nodes, drafts, view)
+    right = synthetic(acceptance, CPU)(chosen, nodes, drafts, view)
     verdict = accept(right, drafts, depth)
     for j in range(depth):
         share = float((verdict.accepted > j).float().mean())
         assert share == pytest.approx(acceptance ** (j + 1), abs=0.012)
     walked = verdict.tokens[:, :depth] == drafts.tokens
     assert bool(walked[verdict.accepted == depth].all())  # what is accepted is what was drafted
-    again = synthetic(acceptance)(chosen, nodes, drafts, view)
+    again = synthetic(acceptance, CPU)(chosen, nodes, drafts, view)
     assert torch.equal(right, again)
 
 
@@ -71,7 +72,7 @@ def test_children_win_by_their_rank() -> None:
     )
     seeds = torch.arange(rows).repeat_interleave(children + 1)
     view = view_of(torch.full((len(seeds),), 3), seeds)
-    right = synthetic(0.6)(torch.randint(VOCAB, (len(seeds),)), nodes, drafts, view)
+    right = synthetic(0.6, CPU)(torch.randint(VOCAB, (len(seeds),)), nodes, drafts, view)
     verdict = accept(right, drafts, 1)
     for rank, rate in enumerate(child_rates(0.6, children)):
         share = float((verdict.path[:, 0] == rank + 1).float().mean())
@@ -97,7 +98,7 @@ def test_any_tree_gets_a_verdict_that_follows_its_edges(
     nodes = torch.arange(width + 1)[None]
     chosen = torch.tensor([data.draw(st.integers(0, vocab - 1)) for _ in range(width + 1)])
     view = view_of(torch.arange(width + 1), torch.full((width + 1,), data.draw(st.integers(0, 99))))
-    right = synthetic(acceptance)(chosen, nodes, drafts, view)
+    right = synthetic(acceptance, CPU)(chosen, nodes, drafts, view)
     assert right.shape == (1, width + 1) and int(right.min()) >= 0
     verdict = accept(right, drafts, width)
     if acceptance == 0.0:

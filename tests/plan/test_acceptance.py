@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.plan.acceptance import Acceptance
@@ -76,6 +76,7 @@ def test_ranks_of_trees_and_what_is_not_offered() -> None:
     assert survival.rates[0] == pytest.approx(0.8, abs=0.06)
 
 
+@settings(deadline=None, max_examples=20)
 @given(st.floats(0.2, 1.5))
 def test_what_drafts_bring_against_what_was_expected_is_learnt_and_forgotten(share: float) -> None:
     known = Acceptance()
@@ -90,6 +91,39 @@ def test_what_drafts_bring_against_what_was_expected_is_learnt_and_forgotten(sha
         known.fade()
     known.refresh()
     assert known.snapshot([]).kept == pytest.approx(1.0, abs=0.06)
+
+
+def test_a_few_steps_of_large_promises_do_not_swing_what_is_kept() -> None:
+    known = Acceptance()
+    for _ in range(300):
+        known.gained(30, 30.0)
+        known.fade()
+    for _ in range(5):
+        known.gained(0, 30.0)
+        known.fade()
+    known.refresh()
+    assert known.snapshot([]).kept > 0.8
+
+
+def test_a_change_of_workload_shows_after_a_few_probes_and_nothing_fades_to_a_guess() -> None:
+    known = Acceptance()
+    bad, good = (RowResult(tokens=(1,), walk=(((0.5,), rank),), proposed=(0.5,)) for rank in (0, 1))
+    for _ in range(400):
+        known.observe("a", 1, bad)
+        known.fade()
+    known.refresh()
+    before = known.snapshot([]).rates
+    assert before[0] < 0.02 and before[3] < 0.05  # positions not seen lately are as the first
+    for _ in range(5000):
+        known.fade()
+    known.refresh()
+    assert known.snapshot([]).rates[0] == pytest.approx(before[0])
+    for _ in range(20):  # a probe every eighth step
+        known.observe("a", 1, good)
+        for _ in range(8):
+            known.fade()
+    known.refresh()
+    assert known.snapshot([]).rates[0] > 0.7
 
 
 def test_a_choice_counts_on_what_drafts_have_kept() -> None:

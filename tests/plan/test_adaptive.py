@@ -141,6 +141,7 @@ def _seconds(choice: Choice) -> float:
     return choice.predicted_seconds
 
 
+@settings(deadline=None)
 @given(room=st.integers(0, 60), rows=st.integers(1, 20), branching=st.sampled_from([1, 3]))
 def test_no_more_is_planned_than_there_is_room_for(room: int, rows: int, branching: int) -> None:
     most = RequestShape(depth=4, branching=branching, drafts=12 if branching > 1 else 4)
