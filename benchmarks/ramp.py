@@ -4,8 +4,10 @@
 
 The demo model in bfloat16 with the n-gram drafter, in one process without HTTP. Every phase is a
 closed loop at its concurrency until it has generated its tokens; requests go on into the next one.
-The oracle knows the best arm of each phase other than adaptive: its time is the sum of the shortest
-phases, medians over --rounds rounds, A B C A B C. `behind`: adaptive's time / the oracle's - 1.
+The arms go through a phase together, each for a quarter of a second at a time, so that the drift of
+the machine is the same for all. The oracle knows the best arm of each phase other than adaptive:
+its time is the sum of the shortest phases, medians over --rounds rounds. `behind`: adaptive's time
+/ the oracle's - 1.
 Depth changes a second do not count probes. `plain again`: the noise.
 """
 
@@ -18,11 +20,12 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import torch
-from regret import ARMS, engines, prompts
+from regret import ARMS, engines, prompts, slices
 
 from paceline import LLM, SamplingParams
 from paceline.plan.step import UNFREE
@@ -43,28 +46,51 @@ def requests(llm: LLM, turn: int, tokens: int) -> deque[AddRequest]:
     )
 
 
-def ramp(llm: LLM, turn: int, tokens: int) -> dict[str, Any]:
-    """Seconds of each phase, and how often the depth changed."""
-    waiting, running, seconds = requests(llm, turn, tokens), 0, []
-    changes, depth, failed = 0, 0, 0
-    for level in PHASES:
+class Ramp:
+    """One engine on its way through the phases. changes: of depth. failed: requests."""
+
+    def __init__(self, llm: LLM, turn: int, tokens: int) -> None:
+        self.llm = llm
+        self.waiting = requests(llm, turn, tokens)
+        self.running = self.depth = self.changes = self.failed = 0
+
+    def phase(self, level: int) -> Generator[None, None, None]:
+        """A step each, until the phase has generated its tokens."""
         left = TOKENS * level**0.5
-        started = time.perf_counter()
         while left > 0:
-            while running < level:
-                llm.engine.add(waiting.popleft())
-                running += 1
-            for delta in llm.engine.step():
+            while self.running < level:
+                self.llm.engine.add(self.waiting.popleft())
+                self.running += 1
+            for delta in self.llm.engine.step():
                 left -= len(delta.tokens)
-                running -= delta.finish is not None
-                failed += delta.error is not None
-            said = llm.engine.stats.speculation
+                self.running -= delta.finish is not None
+                self.failed += delta.error is not None
+            said = self.llm.engine.stats.speculation
             if said.reason not in UNFREE:
-                changes += said.depth != depth
-                depth = said.depth
-        seconds.append(time.perf_counter() - started)
-    llm.engine.abort(tuple(llm.engine.scheduler.by_id))
-    return {"seconds": seconds, "changes": changes / sum(seconds), "failed": failed}
+                self.changes += said.depth != self.depth
+                self.depth = said.depth
+            yield
+
+
+def ramp(llms: dict[str, LLM], turn: int, tokens: int) -> dict[str, dict[str, Any]]:
+    """Seconds of each phase, and how often the depth changed, of each arm."""
+    ramps = {name: Ramp(llm, turn, tokens) for name, llm in llms.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in llms}
+    for number, level in enumerate(PHASES):
+        loops = {name: each.phase(level) for name, each in ramps.items()}
+        took, _ = slices(loops, (turn + number) % len(loops))
+        for name in llms:
+            seconds[name].append(took[name])
+    for llm in llms.values():
+        llm.engine.abort(tuple(llm.engine.scheduler.by_id))
+    return {
+        name: {
+            "seconds": seconds[name],
+            "changes": each.changes / sum(seconds[name]),
+            "failed": each.failed,
+        }
+        for name, each in ramps.items()
+    }
 
 
 def summary(llms: dict[str, LLM], runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -100,8 +126,7 @@ def main() -> int:
     llms = engines(ARMS, {"speculative_algorithm": "NGRAM"})
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in llms}
     for turn in range(-1, arguments.rounds):
-        for name, llm in llms.items():
-            done = ramp(llm, turn, arguments.tokens)
+        for name, done in ramp(llms, turn, arguments.tokens).items():
             if turn >= 0:  # the first round warms up
                 runs[name].append(done)
             print(turn, name, round(sum(done["seconds"]), 2), flush=True)

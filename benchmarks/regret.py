@@ -5,12 +5,13 @@
 
 The demo model in bfloat16 with the n-gram drafter (--weak: with an EAGLE-3 drafter of random
 weights, whose drafts are never right), in one process without HTTP; one engine an arm,
-of which one at a time works, A B C B C A. Each turn is a closed loop of three requests for each
-that runs at a time, so that what one saves is used by the next; at few requests a round has several
-turns, since a machine's speed drifts within seconds. `plain again` is a second plain engine: what
-it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate / the best arm's
-(without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of the sampled
-token fall either way as batches differ: texts that differ are counted, not failed.
+of which one at a time works, A B C A B C, each for about a quarter of a second (`slices`): a
+machine's speed drifts within seconds, and so it drifts for all alike. An arm's time is the sum of
+its slices. Each turn is a closed loop of three requests for each that runs at a time, so that what
+one saves is used by the next; at few requests a round has several turns. `plain again` is a second
+plain engine: what it differs from `plain` is the noise. Regret of an arm at a level: 1 - its rate /
+the best arm's (without `plain again`), of medians over --rounds rounds. bfloat16 lets near ties of
+the sampled token fall either way as batches differ: texts that differ are counted, not failed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from upkeep import random_drafter
@@ -31,6 +33,8 @@ from upkeep import random_drafter
 from paceline import LLM, SamplingParams
 from paceline.types import AddRequest
 
+T = TypeVar("T")
+SLICE = 0.25  # seconds
 REQUESTS = 30  # of a round at the least, about
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"speculative_policy": "off"},
@@ -67,8 +71,13 @@ def prompts(llm: LLM, workload: str, count: int, turn: int) -> list[list[int]]:
     return [llm.chat_prompt([{"role": "user", "content": text}]) for text in asked]
 
 
-def closed_loop(llm: LLM, batch: list[list[int]], level: int, tokens: int) -> dict[str, list[int]]:
-    """Generate for all of them, `level` at a time: a new request as soon as one ends."""
+def closed_loop(
+    llm: LLM, batch: list[list[int]], level: int, tokens: int
+) -> Generator[None, None, list[list[int]]]:
+    """Generate for all of them, `level` at a time: a new request as soon as one ends. A step each.
+
+    Returns the texts.
+    """
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, seed=0)
     waiting = [
         AddRequest(id=str(i), prompt=tuple(prompt), params=params) for i, prompt in enumerate(batch)
@@ -84,7 +93,28 @@ def closed_loop(llm: LLM, batch: list[list[int]], level: int, tokens: int) -> di
         for delta in llm.engine.step():
             texts[delta.id] += delta.tokens
             running -= delta.finish is not None
-    return texts
+        yield
+    return list(texts.values())
+
+
+def slices(
+    loops: Mapping[str, Generator[None, None, T]], first: int = 0
+) -> tuple[dict[str, float], dict[str, T]]:
+    """(seconds, what it returned) of each loop; they take turns of `SLICE` until all have ended."""
+    left = list(loops)[first:] + list(loops)[:first]
+    seconds, results = dict.fromkeys(loops, 0.0), {}
+    while left:
+        for name in tuple(left):
+            began = now = time.perf_counter()
+            while now - began < SLICE and name in left:
+                try:
+                    next(loops[name])
+                except StopIteration as end:
+                    results[name] = end.value
+                    left.remove(name)
+                now = time.perf_counter()
+            seconds[name] += now - began
+    return seconds, results
 
 
 def engines(arms: dict[str, dict[str, Any]], drafter: dict[str, Any]) -> dict[str, LLM]:
@@ -95,21 +125,18 @@ def take_turn(
     llms: dict[str, LLM], workload: str, level: int, turn: int, tokens: int
 ) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
     """(seconds, texts) of each arm; who is first changes from turn to turn."""
-    seconds, texts, order = {}, {}, list(llms)
-    first = turn % len(order)
-    for name in order[first:] + order[:first]:
-        batch = prompts(llms[name], workload, 3 * level, turn)
-        started = time.perf_counter()
-        texts[name] = list(closed_loop(llms[name], batch, level, tokens).values())
-        seconds[name] = time.perf_counter() - started
-    return seconds, texts
+    loops = {
+        name: closed_loop(llm, prompts(llm, workload, 3 * level, turn), level, tokens)
+        for name, llm in llms.items()
+    }
+    return slices(loops, turn % len(llms))
 
 
 def measure(
     llms: dict[str, LLM], workloads: list[str], levels: list[int], *, rounds: int, tokens: int
 ) -> dict[str, Any]:
     for llm in llms.values():
-        closed_loop(llm, prompts(llm, "chat", 2, 99), 2, tokens)
+        slices({"": closed_loop(llm, prompts(llm, "chat", 2, 99), 2, tokens)})
     result: dict[str, Any] = {}
     for workload in workloads:
         result[workload] = {}

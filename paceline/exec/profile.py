@@ -39,7 +39,7 @@ WIDTHS = (1, 4, 16)
 SHORT, LONG = 8, 520  # tokens of context
 REPEATS = 4
 GREEDY = SamplingParams(temperature=0.0, seed=0)
-FORMAT = 1  # of the files on disk
+FORMAT = 2  # of the files on disk
 
 
 class _Rehearsal(NoDrafter):

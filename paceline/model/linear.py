@@ -7,7 +7,8 @@ On a CPU activations are float32 and the format of the weights decides what is r
     bfloat16, older x86      FBGEMM, kept in float16, float32 products
     anything else            torch's own linear
 
-On an older CPU no library has a fast bfloat16 product: oneDNN refuses, and torch's own takes four
+On an older x86 no other library has a fast bfloat16 product: oneDNN refuses (AVX2) or emulates it
+(AVX-512 without BF16: three to four times as slow from 4 tokens on), and torch's own takes four
 times as long at 8 tokens. A bfloat16 weight fits float16 exactly from 2^-14 up to 65,504, and to
 within 3e-8 below.
 
@@ -16,6 +17,7 @@ On a GPU the weight stays as it is. Knows nothing of layers; `pack_linear` is th
 
 from __future__ import annotations
 
+import platform
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -27,6 +29,7 @@ Linear: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """(T, in) -> (T, out), in the activation format of the device."""
 
 FLOAT16_MAX = 65504.0
+X86 = ("x86_64", "AMD64", "i386", "i686")
 ROWS_HINT = 16  # the token count oneDNN packs for; good from 1 to a few hundred
 
 
@@ -37,7 +40,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     wide_bias = None if bias is None else bias.float()
     if weight.dtype == torch.float32:
         return _OneDnn(weight, wide_bias) if _has_onednn() else _Plain(weight, wide_bias)
-    if _has_onednn() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if _multiplies_bfloat16():
         return _OneDnn(weight, wide_bias)
     if "fbgemm" in torch.backends.quantized.supported_engines and _fits_float16(weight):
         return _Fbgemm(weight, wide_bias)
@@ -46,6 +49,13 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 def _has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def _multiplies_bfloat16() -> bool:
+    """Has the CPU instructions for it? oneDNN says yes on any AVX-512, and emulates."""
+    if not _has_onednn() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return platform.machine() not in X86 or torch.cpu._is_avx512_bf16_supported()
 
 
 def _fits_float16(weight: torch.Tensor) -> bool:

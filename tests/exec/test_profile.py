@@ -74,8 +74,8 @@ def test_kept_on_disk_and_measured_again_where_it_is_of_no_use(
     assert not caplog.records
     good = path.read_text()
     damaged = [
-        "", "{", "[]", good.replace('"format":1', '"format":0'), good.replace(" | b", " | c"),
-        json.dumps(json.loads(good) | {"tokens": []}), json.dumps(json.loads(good) | {"x": 1}),
+        "", "{", "[]", good.replace(" | b", " | c"),
+        *(json.dumps(json.loads(good) | new) for new in ({"format": 0}, {"tokens": []}, {"x": 1})),
     ]  # fmt: skip
     for text in damaged:
         path.write_text(text)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.model import linear
 from paceline.model.linear import FLOAT16_MAX, pack_linear
 
-BFLOAT16_PRODUCTS = linear._has_onednn() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+BFLOAT16_PRODUCTS = linear._multiplies_bfloat16()
 FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 TOKENS = st.one_of(st.integers(1, 20), st.integers(1, 130))
 
@@ -74,6 +74,27 @@ def test_without_any_library_torch_itself_multiplies(
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(97, 160, generator=generator).to(dtype)
     check(weight, torch.randn(97, generator=generator), torch.randn(7, 160, generator=generator))
+
+
+@pytest.mark.parametrize(
+    ("machine", "onednn", "avx512_bf16", "products"),
+    [
+        ("x86_64", True, True, True),
+        ("x86_64", True, False, False),  # AVX-512 alone: oneDNN says yes, and emulates
+        ("AMD64", True, False, False),
+        ("x86_64", False, False, False),
+        ("aarch64", True, False, True),
+        ("arm64", False, False, False),
+    ],
+)
+def test_onednn_multiplies_bfloat16_only_where_the_cpu_does(
+    machine: str, onednn: bool, avx512_bf16: bool, products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "_has_onednn", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert linear._multiplies_bfloat16() is products
 
 
 @pytest.mark.skipif(not FBGEMM, reason="torch was built without FBGEMM")
